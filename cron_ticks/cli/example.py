@@ -1,0 +1,34 @@
+"""The example that `cron-ticks up` runs when there is nothing else to run: a few schedules and their handlers."""
+
+from datetime import timedelta
+
+import structlog
+
+from token_queue import Message, QueueManager
+
+log = structlog.get_logger("cron_ticks.example")
+
+EXAMPLE_SCHEDULES = {
+    "example.heartbeat": timedelta(seconds=1),
+    "example.sync": timedelta(seconds=2),
+    "example.report": timedelta(seconds=3),
+    "example.backup": timedelta(seconds=5),
+}
+
+
+def example_app() -> QueueManager:
+    """A manager with a handler for each example queue."""
+    queue_manager = QueueManager()
+
+    async def handle(message: Message) -> None:
+        log.debug("example_handled", queue=message.queue_name, scheduled_for=message.headers.get("scheduled_for"))
+
+    for queue_name in EXAMPLE_SCHEDULES:
+        queue_manager.handler(queue_name)(handle)
+    return queue_manager
+
+
+async def declare_examples(queue_manager: QueueManager) -> None:
+    """Declare the example schedules."""
+    for queue_name, every in EXAMPLE_SCHEDULES.items():
+        await queue_manager.schedule(queue_name, every=every, payload={"example": True})

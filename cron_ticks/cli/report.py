@@ -1,0 +1,207 @@
+"""What `cron-ticks up` shows: per schedule, what should have fired since a moment and what did."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from rich.table import Table
+
+from cron_ticks.database import Database
+
+CLOCK = "SELECT statement_timestamp()"
+
+# Counted from the messages themselves, not from what the workers say. An occurrence is missed when ticks have been
+# made beyond it and yet there is neither a tick nor a message for it; it is a duplicate when it has several messages.
+REPORT = """
+SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
+    coalesce(pending.next_at, cursor.next_tick_needed_at) AS next_at,
+    fired.last_at, fired.last_lateness, fired.worst_lateness, fired.messages, fired.duplicates, fired.completed,
+    (
+        SELECT count(*)
+        FROM (
+            SELECT schedule.anchor_at + k * schedule.interval_us * interval '1 microsecond' AS occurrence
+            FROM generate_series(
+                greatest(0, ceil(extract(epoch FROM span.since - schedule.anchor_at) * 1000000
+                    / schedule.interval_us)::bigint),
+                ceil(extract(epoch FROM span.until - schedule.anchor_at) * 1000000
+                    / schedule.interval_us)::bigint - 1) AS k
+        ) AS expected
+        WHERE NOT EXISTS (
+                SELECT FROM {schema}.queue_messages AS message
+                WHERE message.schedule_id = schedule.id AND message.scheduled_for = expected.occurrence)
+            AND NOT EXISTS (
+                SELECT FROM {schema}.cron_ticks AS tick
+                WHERE tick.schedule_id = schedule.id AND tick.scheduled_for = expected.occurrence)
+    ) AS missed
+FROM {schema}.cron_schedules AS schedule
+JOIN {schema}.cron_schedule_cursors AS cursor ON cursor.schedule_id = schedule.id
+CROSS JOIN LATERAL (
+    SELECT greatest($1::timestamptz, schedule.anchor_at, schedule.updated_at) AS since,
+        least(statement_timestamp(), cursor.next_tick_needed_at) AS until
+) AS span
+CROSS JOIN LATERAL (
+    SELECT min(execute_at) AS next_at
+    FROM {schema}.cron_ticks AS tick
+    WHERE tick.schedule_id = schedule.id
+) AS pending
+CROSS JOIN LATERAL (
+    SELECT max(scheduled_for) AS last_at,
+        (array_agg(inserted_at - scheduled_for ORDER BY scheduled_for DESC))[1] AS last_lateness,
+        max(inserted_at - scheduled_for) AS worst_lateness,
+        count(*) AS messages,
+        count(*) - count(DISTINCT scheduled_for) AS duplicates,
+        count(completed_at) AS completed
+    FROM {schema}.queue_messages AS message
+    WHERE message.schedule_id = schedule.id AND message.scheduled_for >= $1
+) AS fired
+ORDER BY schedule.workspace_id NULLS FIRST, schedule.name
+"""
+
+# How the workers shared the firing.
+FIRED_BY = """
+SELECT headers ->> 'ticker_id' AS ticker_id, count(*) AS ticks
+FROM {schema}.queue_messages
+WHERE schedule_id IS NOT NULL AND scheduled_for >= $1
+GROUP BY 1
+ORDER BY 1
+"""
+
+
+@dataclass(frozen=True)
+class ScheduleReport:
+    """One schedule since the report's start."""
+
+    name: str
+    workspace_id: str | None
+    every: timedelta
+    next_at: datetime | None
+    last_at: datetime | None
+    last_lateness: timedelta | None
+    worst_lateness: timedelta | None
+    fired: int
+    completed: int
+    duplicates: int
+    missed: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: seconds, milliseconds and ISO times."""
+        return {
+            "name": self.name,
+            "workspace_id": self.workspace_id,
+            "every_seconds": self.every.total_seconds(),
+            "next_at": self.next_at and self.next_at.isoformat(),
+            "last_at": self.last_at and self.last_at.isoformat(),
+            "last_lateness_ms": milliseconds(self.last_lateness),
+            "worst_lateness_ms": milliseconds(self.worst_lateness),
+            "fired": self.fired,
+            "completed": self.completed,
+            "duplicates": self.duplicates,
+            "missed": self.missed,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All schedules since the report's start."""
+
+    since: datetime
+    until: datetime
+    schedules: tuple[ScheduleReport, ...]
+    fired_by: dict[str, int]
+
+    @property
+    def fired(self) -> int:
+        """Messages that ticks have become."""
+        return sum(schedule.fired for schedule in self.schedules)
+
+    @property
+    def completed(self) -> int:
+        """Messages that a handler has completed."""
+        return sum(schedule.completed for schedule in self.schedules)
+
+    @property
+    def duplicates(self) -> int:
+        """Messages beyond the first of an occurrence."""
+        return sum(schedule.duplicates for schedule in self.schedules)
+
+    @property
+    def missed(self) -> int:
+        """Occurrences that became nothing."""
+        return sum(schedule.missed for schedule in self.schedules)
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary that `--json` prints."""
+        return {
+            "seconds": round((self.until - self.since).total_seconds(), 3),
+            "fired": self.fired,
+            "completed": self.completed,
+            "duplicates": self.duplicates,
+            "missed": self.missed,
+            "fired_by": self.fired_by,
+            "schedules": [schedule.as_json() for schedule in self.schedules],
+        }
+
+
+async def database_clock(database: Database) -> datetime:
+    """The time by the only clock that counts."""
+    instant: datetime = await database.fetchval(CLOCK)
+    return instant
+
+
+async def read_report(database: Database, since: datetime) -> Report:
+    """What has happened since `since`."""
+    until = await database_clock(database)
+    rows = await database.fetch(REPORT, since)
+    shares = await database.fetch(FIRED_BY, since)
+    schedules = tuple(
+        ScheduleReport(
+            name=row["name"],
+            workspace_id=row["workspace_id"],
+            every=timedelta(microseconds=row["interval_us"]),
+            next_at=row["next_at"],
+            last_at=row["last_at"],
+            last_lateness=row["last_lateness"],
+            worst_lateness=row["worst_lateness"],
+            fired=row["messages"],
+            completed=row["completed"],
+            duplicates=row["duplicates"],
+            missed=row["missed"],
+        )
+        for row in rows
+    )
+    return Report(since, until, schedules, {row["ticker_id"]: row["ticks"] for row in shares})
+
+
+def milliseconds(duration: timedelta | None) -> float | None:
+    """For people and for JSON."""
+    return None if duration is None else round(duration.total_seconds() * 1000, 1)
+
+
+def report_table(report: Report, *, most: int = 40) -> Table:
+    """The table that a person watches."""
+    total = f"fired {report.fired}, duplicates {report.duplicates}, missed {report.missed}"
+    hidden = len(report.schedules) - most
+    caption = total if hidden <= 0 else f"{total}; {hidden} more schedules not shown"
+    table = Table(title="cron-ticks", caption=caption)
+    for heading in ("schedule", "every", "next", "last", "lateness", "fired", "duplicates", "missed"):
+        table.add_column(heading, justify="left" if heading == "schedule" else "right")
+    for schedule in report.schedules[:most]:
+        lateness = milliseconds(schedule.last_lateness)
+        table.add_row(
+            schedule.name if schedule.workspace_id is None else f"{schedule.workspace_id}/{schedule.name}",
+            f"{schedule.every.total_seconds():g} s",
+            _in_seconds(schedule.next_at, report.until),
+            _in_seconds(schedule.last_at, report.until),
+            "" if lateness is None else f"{lateness:.0f} ms",
+            str(schedule.fired),
+            str(schedule.duplicates),
+            str(schedule.missed),
+        )
+    return table
+
+
+def _in_seconds(instant: datetime | None, now: datetime) -> str:
+    if instant is None:
+        return ""
+    seconds = (instant - now).total_seconds()
+    return f"in {seconds:.1f} s" if seconds >= 0 else f"{-seconds:.1f} s ago"

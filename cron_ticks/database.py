@@ -1,0 +1,150 @@
+"""Connections to PostgreSQL: one pool, a deadline on every statement, no state kept in a session.
+
+Nothing here relies on SET, on advisory session locks or on startup parameters that a pooler refuses, so a
+transaction pooler may stand between us and the server.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import anyio
+import asyncpg
+import structlog
+
+from cron_ticks.errors import DatabaseUnavailableError
+from cron_ticks.loops import backoff_seconds
+from cron_ticks.settings import Settings
+
+log = structlog.get_logger("cron_ticks.database")
+
+if TYPE_CHECKING:
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+else:  # generic for type checkers alone
+    Pool = asyncpg.Pool
+    Connection = asyncpg.Connection
+
+# The server is away or starting: worth another try, unlike a wrong password or database.
+PASSING_ERRORS = (
+    OSError,
+    TimeoutError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InterfaceError,
+)
+
+
+class Database:
+    """A pool and the schema that our tables live in. `{schema}` in a statement's text stands for that schema."""
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        self._pool = pool
+        self._deadline = settings.statement_timeout_seconds
+        self.schema = settings.database_schema
+        self._texts: dict[str, str] = {}
+
+    def sql(self, text: str) -> str:
+        """The statement for this installation's schema (settings allow nothing in its name that needs quoting)."""
+        if text not in self._texts:
+            self._texts[text] = text.replace("{schema}", self.schema)
+        return self._texts[text]
+
+    async def fetch(self, text: str, *arguments: object, connection: Connection | None = None) -> list[asyncpg.Record]:
+        """All rows of a statement, on `connection` or on one of the pool's."""
+        async with self.connection(connection) as chosen:
+            return await chosen.fetch(self.sql(text), *arguments, timeout=self._deadline)
+
+    async def fetchrow(
+        self, text: str, *arguments: object, connection: Connection | None = None
+    ) -> asyncpg.Record | None:
+        """The first row of a statement, or None."""
+        rows = await self.fetch(text, *arguments, connection=connection)
+        return rows[0] if rows else None
+
+    async def fetchval(self, text: str, *arguments: object, connection: Connection | None = None) -> Any:
+        """The first column of the first row, or None."""
+        row = await self.fetchrow(text, *arguments, connection=connection)
+        return row[0] if row else None
+
+    async def execute_script(self, script: str, *, connection: Connection) -> None:
+        """Several statements at once, without arguments."""
+        await connection.execute(self.sql(script), timeout=self._deadline)
+
+    @asynccontextmanager
+    async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
+        """`given`, which stays its owner's, or a connection of the pool."""
+        if given is not None:
+            yield given
+            return
+        async with self._pool.acquire(timeout=self._deadline) as acquired:
+            yield acquired
+
+    @asynccontextmanager
+    async def transaction(self, given: Connection | None = None) -> AsyncIterator[Connection]:
+        """A transaction in which each statement sees what is committed; inside a caller's own it is a savepoint."""
+        isolation: Literal["read_committed"] | None = "read_committed" if given is None else None
+        async with self.connection(given) as chosen, chosen.transaction(isolation=isolation):
+            yield chosen
+
+
+@asynccontextmanager
+async def open_database(
+    settings: Settings, *, dsn: str | None = None, pool: Pool | None = None
+) -> AsyncIterator[Database]:
+    """A database on the caller's pool, which is left open, or on a pool of our own to `dsn`."""
+    if pool is not None:
+        yield Database(pool, settings)
+        return
+    if dsn is None:
+        raise TypeError("open_database() needs dsn= or pool=")
+    own_pool = await _connect(dsn, settings)
+    try:
+        yield Database(own_pool, settings)
+    finally:
+        with anyio.move_on_after(settings.stop_grace_seconds, shield=True) as scope:
+            await own_pool.close()
+        if scope.cancelled_caught:
+            own_pool.terminate()
+
+
+async def _connect(dsn: str, settings: Settings) -> Pool:
+    """Try until the server answers or `connect_timeout_seconds` have passed: a pod may start before its server."""
+    attempts = 0
+    last_error: BaseException | None = None
+    with anyio.move_on_after(settings.connect_timeout_seconds):
+        while True:
+            try:
+                return await _create_pool(dsn, settings)
+            except PASSING_ERRORS as error:
+                attempts += 1
+                last_error = error
+                delay = backoff_seconds(attempts)
+                log.warning("database_unreachable", error=str(error), retry_in_seconds=round(delay, 3))
+                await anyio.sleep(delay)
+            except (asyncpg.PostgresError, ValueError) as error:
+                raise DatabaseUnavailableError(f"PostgreSQL refuses the connection: {error}. Check the DSN.") from error
+    raise DatabaseUnavailableError(
+        f"no answer from PostgreSQL within {settings.connect_timeout_seconds:g} s ({last_error}). "
+        "Check the DSN and that the server runs."
+    ) from last_error
+
+
+async def _create_pool(dsn: str, settings: Settings) -> Pool:
+    pool = asyncpg.create_pool(
+        dsn,
+        min_size=1,
+        max_size=settings.pool_max_size,
+        timeout=settings.connect_timeout_seconds,
+        command_timeout=settings.statement_timeout_seconds,
+        reset=_keep_session,
+        server_settings={"application_name": "cron_ticks"},
+        statement_cache_size=0 if settings.transaction_pooler else 100,
+    )
+    return await pool
+
+
+async def _keep_session(_connection: Connection) -> None:
+    """Nothing to reset: we leave no state in a session, and the default costs a round trip per release."""

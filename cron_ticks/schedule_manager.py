@@ -1,0 +1,69 @@
+"""ScheduleManager: makes ticks ahead of time, on every pod."""
+
+from datetime import timedelta
+
+import structlog
+
+from cron_ticks.database import Database
+from cron_ticks.occurrences import plan
+from cron_ticks.repository import CronRepository
+from cron_ticks.settings import Settings
+
+log = structlog.get_logger("cron_ticks.schedule_manager")
+
+
+class ScheduleManager:
+    """Keeps a tick for every occurrence inside the lookahead window."""
+
+    name = "schedule-manager"
+
+    def __init__(self, database: Database, repository: CronRepository, settings: Settings) -> None:
+        self._database = database
+        self._repository = repository
+        self._settings = settings
+
+    async def run_once(self) -> float:
+        """Make ticks, batch after batch, until no schedule in the window lacks one."""
+        made = schedules = 0
+        while True:
+            taken, ticks = await self._make_batch()
+            schedules += taken
+            made += ticks
+            if taken < self._settings.manager_batch_size:
+                break
+        if schedules:
+            log.info("ticks_generated", ticks=made, schedules=schedules, lookahead=self._settings.lookahead_seconds)
+        return self._settings.manager_interval_seconds
+
+    async def _make_batch(self) -> tuple[int, int]:
+        """One transaction: take schedules, make their ticks, advance them. Returns (schedules, new ticks)."""
+        settings = self._settings
+        lookahead = timedelta(seconds=settings.lookahead_seconds)
+        async with self._database.transaction() as connection:
+            taken = await self._repository.find_schedules_needing_ticks(
+                lookahead=lookahead,
+                limit=settings.manager_batch_size,
+                shard_count=settings.shard_count,
+                shard_id=settings.shard_id,
+                connection=connection,
+            )
+            if not taken:
+                return 0, 0
+            plans = [
+                (
+                    needing,
+                    plan(
+                        needing.rule,
+                        needed_from=needing.needed_from,
+                        now=needing.now,
+                        lookahead=lookahead,
+                        missed_after=timedelta(seconds=settings.missed_after_seconds),
+                    ),
+                )
+                for needing in taken
+            ]
+            made = await self._repository.create_ticks(plans, connection=connection)
+        for needing, planned in plans:
+            if planned.missed:
+                log.warning("occurrences_missed", schedule_id=needing.schedule_id, missed=planned.missed)
+        return len(taken), made

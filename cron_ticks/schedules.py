@@ -1,0 +1,116 @@
+"""Schedules: what an application asks for, checked at the door, and what the database keeps of it."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from cron_ticks.errors import InvalidInputError
+from cron_ticks.occurrences import IntervalRule
+
+LONGEST_NAME = 200
+SHORTEST_INTERVAL = timedelta(seconds=1)
+LONGEST_INTERVAL = timedelta(days=36_525)
+LARGEST_PAYLOAD_BYTES = 1_048_576
+
+
+@dataclass(frozen=True)
+class ScheduleDefinition:
+    """What to send, where and how often: the part of a schedule that an application declares."""
+
+    queue_name: str
+    name: str
+    workspace_id: str | None
+    interval: timedelta
+    payload_json: str
+
+    @property
+    def interval_us(self) -> int:
+        """The interval as the database keeps it."""
+        return self.interval // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A row of `cron_schedules`."""
+
+    id: str
+    workspace_id: str | None
+    name: str
+    queue_name: str
+    payload: Any
+    interval: timedelta
+    anchor_at: datetime
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def rule(self) -> IntervalRule:
+        """When the schedule fires."""
+        return IntervalRule(self.anchor_at, self.interval)
+
+
+def define_schedule(
+    queue_name: str,
+    *,
+    every: float | timedelta,
+    payload: Any = None,
+    workspace_id: str | None = None,
+    name: str | None = None,
+) -> ScheduleDefinition:
+    """Check what the application asks for; the name defaults to the queue's."""
+    check_name("queue_name", queue_name)
+    if name is not None:
+        check_name("name", name)
+    if workspace_id is not None:
+        check_name("workspace_id", workspace_id)
+    return ScheduleDefinition(
+        queue_name=queue_name,
+        name=queue_name if name is None else name,
+        workspace_id=workspace_id,
+        interval=check_interval("every", every),
+        payload_json=check_payload("payload", {} if payload is None else payload),
+    )
+
+
+def check_name(field: str, value: object) -> str:
+    """A non-empty text without control characters, of at most LONGEST_NAME characters."""
+    if not isinstance(value, str):
+        raise InvalidInputError(field, f"must be a string, not {type(value).__name__}")
+    if not value or value != value.strip():
+        raise InvalidInputError(field, "must not be empty or begin or end with a blank")
+    if len(value) > LONGEST_NAME:
+        raise InvalidInputError(field, f"must have at most {LONGEST_NAME} characters, has {len(value)}")
+    if not value.isprintable():
+        raise InvalidInputError(field, "must not contain control characters")
+    return value
+
+
+def check_interval(field: str, value: object) -> timedelta:
+    """Seconds or a timedelta, from one second up, in whole microseconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        raise InvalidInputError(field, f"must be seconds or a timedelta, not {type(value).__name__}")
+    try:
+        interval = value if isinstance(value, timedelta) else timedelta(seconds=value)
+    except (OverflowError, ValueError):
+        raise InvalidInputError(field, f"must be a finite number of seconds, not {value}") from None
+    if not SHORTEST_INTERVAL <= interval <= LONGEST_INTERVAL:
+        raise InvalidInputError(
+            field,
+            f"must be from 1 second to {LONGEST_INTERVAL.days} days, not {interval.total_seconds():g} s",
+        )
+    return interval
+
+
+def check_payload(field: str, value: object) -> str:
+    """The payload as the JSON text that PostgreSQL keeps."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(field, f"must be JSON: {error}") from None
+    if size > LARGEST_PAYLOAD_BYTES:
+        raise InvalidInputError(field, f"must be at most {LARGEST_PAYLOAD_BYTES} bytes as JSON, has {size}")
+    if "\\u0000" in text:
+        raise InvalidInputError(field, "must not contain NUL characters: PostgreSQL can't keep them")
+    return text

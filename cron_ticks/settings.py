@@ -1,0 +1,135 @@
+"""Settings: read once from `CRON_TICKS_` variables, validated together, frozen."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cron_ticks.errors import SettingsError
+
+PREFIX = "CRON_TICKS_"
+
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
+BatchSize = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. `Settings.load()` reports all mistakes at once."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True)
+
+    # Where the data is
+    dsn: SecretStr | None = Field(
+        default=None, description="PostgreSQL to use; without it the embedded server is started"
+    )
+    database_schema: str = Field(
+        default="public",
+        pattern=r"^[a-z_][a-z0-9_]{0,47}$",
+        description="Database schema that the tables live in; installations in different schemas don't meet",
+    )
+    embedded_data_dir: Path | None = Field(
+        default=None, description="Folder of the embedded server; default: the user's data directory"
+    )
+    embedded_version: Literal[16, 18] = Field(default=18, description="PostgreSQL release of the embedded server")
+    embedded_durable: bool = Field(
+        default=True, description="fsync of the embedded server; off only for data that may be lost"
+    )
+    migrate_on_start: bool = Field(
+        default=True,
+        description="Apply pending migrations when a worker starts; off: refuse to start instead",
+    )
+
+    # Connections
+    pool_max_size: int = Field(default=10, ge=1, le=1000, description="Connections per process at the most")
+    connect_timeout_seconds: Seconds = Field(default=30, description="How long to try to reach the server at start")
+    statement_timeout_seconds: Seconds = Field(default=30, description="Deadline of each statement")
+    transaction_pooler: bool = Field(
+        default=False,
+        description="Set when the DSN leads to a pooler in transaction mode: no cached statements",
+    )
+
+    # ScheduleManager
+    lookahead_seconds: Seconds = Field(default=60, description="How far ahead ticks are made")
+    manager_interval_seconds: Seconds = Field(default=10, description="Pause between two passes of the manager")
+    manager_batch_size: BatchSize = Field(default=100, description="Schedules per transaction of the manager")
+    missed_after_seconds: Seconds = Field(
+        default=60, description="An occurrence found later than this is missed: only the latest is made up"
+    )
+    shard_count: int = Field(default=1, ge=1, le=4096, description="Static shards of the schedules; 1: none")
+    shard_id: int = Field(default=0, ge=0, description="The shard that this process's manager serves")
+
+    # Message ticker
+    ticker_interval_ms: int = Field(default=100, ge=1, le=60_000, description="Pause between two looks of the ticker")
+    ticker_batch_size: BatchSize = Field(default=500, description="Ticks per firing statement")
+    lease_seconds: Seconds = Field(default=10, description="How long a claim on work lasts")
+    lease_renewal_seconds: Seconds = Field(default=5, description="How often claims in use are renewed")
+    message_concurrency: int = Field(default=10, ge=1, le=10_000, description="Handlers at once per process")
+    message_max_attempts: int = Field(default=3, ge=1, le=1000, description="Tries per message before it is dead")
+
+    # CleanupWorker
+    cleanup_interval_seconds: Seconds = Field(default=300, description="Pause between two passes of the cleanup")
+    cleanup_threshold_seconds: Seconds = Field(
+        default=300, description="How long a finished claim is left alone before the cleanup looks at it"
+    )
+    cleanup_batch_size: BatchSize = Field(default=1000, description="Rows per statement of the cleanup")
+
+    # The process
+    stop_grace_seconds: Seconds = Field(default=10, description="How long running work may go on after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: readable on a terminal, JSON otherwise"
+    )
+
+    @field_validator("manager_interval_seconds")
+    @classmethod
+    def _passes_must_overlap(cls, value: float, info: ValidationInfo) -> float:
+        lookahead = info.data.get("lookahead_seconds")
+        if lookahead is not None and value >= lookahead:
+            raise ValueError(f"must be less than {PREFIX}LOOKAHEAD_SECONDS ({lookahead:g}), or ticks are made late")
+        return value
+
+    @field_validator("shard_id")
+    @classmethod
+    def _shard_must_exist(cls, value: int, info: ValidationInfo) -> int:
+        count = info.data.get("shard_count")
+        if count is not None and value >= count:
+            raise ValueError(f"must be less than {PREFIX}SHARD_COUNT ({count}); the first shard is 0")
+        return value
+
+    @field_validator("lease_renewal_seconds")
+    @classmethod
+    def _renewal_before_expiry(cls, value: float, info: ValidationInfo) -> float:
+        lease = info.data.get("lease_seconds")
+        if lease is not None and value > lease / 2:
+            raise ValueError(f"must be at most half of {PREFIX}LEASE_SECONDS ({lease:g}), or a claim runs out in use")
+        return value
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Self:
+        """Settings from the environment and `overrides`, or one SettingsError that lists every mistake."""
+        try:
+            return cls(**overrides)
+        except ValidationError as error:
+            raise SettingsError(_problems(error)) from None
+
+    @classmethod
+    def unknown_variables(cls, environment: Iterable[str] | None = None) -> dict[str, str | None]:
+        """Variables with our prefix that set nothing, each with the setting it may have meant."""
+        known = [f"{PREFIX}{name.upper()}" for name in cls.model_fields]
+        names = os.environ if environment is None else environment
+        unknown = [name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known]
+        return {name: next(iter(difflib.get_close_matches(name.upper(), known, n=1)), None) for name in unknown}
+
+
+def _problems(error: ValidationError) -> dict[str, str]:
+    problems: dict[str, str] = {}
+    for item in error.errors():
+        name = str(item["loc"][0]) if item["loc"] else "settings"
+        message = item["msg"].removeprefix("Value error, ")
+        shown = "" if name == "dsn" else f" (got {item['input']!r})"
+        problems[f"{PREFIX}{name.upper()}"] = f"{message}{shown}"
+    return problems

@@ -1,0 +1,189 @@
+"""QueueManager: the door through which an application uses the queue and the cron."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from cron_ticks.database import Connection, Database, Pool, open_database
+from cron_ticks.embedded import EmbeddedServer, embedded_server, use_embedded
+from cron_ticks.errors import CronTicksError, InvalidInputError, MigrationError
+from cron_ticks.loops import ServiceHealth
+from cron_ticks.migrator import migrate, pending_migrations
+from cron_ticks.repository import CronRepository
+from cron_ticks.schedules import Schedule, define_schedule
+from cron_ticks.settings import Settings
+from token_queue.handlers import Handlers, HandlerT
+from token_queue.worker import Worker
+
+log = structlog.get_logger("token_queue.queue_manager")
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What exists between entering and leaving the manager."""
+
+    stack: AsyncExitStack
+    database: Database
+    cron: CronRepository
+    embedded: EmbeddedServer | None
+
+
+class QueueManager:
+    """Schedules, messages and the worker that runs them.
+
+    Connects to `dsn`, or uses the application's asyncpg `pool`; with neither, CRON_TICKS_DSN, else the embedded
+    server. Use it as `async with`.
+    """
+
+    def __init__(self, dsn: str | None = None, *, pool: Pool | None = None, settings: Settings | None = None) -> None:
+        if dsn is not None and pool is not None:
+            raise InvalidInputError("pool", "give dsn or pool, not both")
+        self.settings = Settings.load() if settings is None else settings
+        configured = self.settings.dsn.get_secret_value() if self.settings.dsn is not None else None
+        self._dsn = dsn if dsn is not None else configured
+        self._pool = pool
+        self._handlers = Handlers()
+        self._opened: _Opened | None = None
+        self._worker: Worker | None = None
+
+    def handler(self, queue_name: str) -> Callable[[HandlerT], HandlerT]:
+        """Declare the async function that handles a queue's messages in this process."""
+
+        def register(function: HandlerT) -> HandlerT:
+            self._handlers.register(queue_name, function)
+            return function
+
+        return register
+
+    async def __aenter__(self) -> Self:
+        if self._opened is not None:
+            raise CronTicksError("this QueueManager is open already")
+        async with AsyncExitStack() as stack:
+            dsn, embedded = self._dsn, None
+            if dsn is None and self._pool is None:
+                embedded = await stack.enter_async_context(use_embedded(embedded_server(self.settings)))
+                dsn = embedded.dsn
+            database = await stack.enter_async_context(open_database(self.settings, dsn=dsn, pool=self._pool))
+            await _prepare_schema(database, self.settings)
+            self._opened = _Opened(stack.pop_all(), database, CronRepository(database), embedded)
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        opened, self._opened = self._open, None
+        await opened.stack.aclose()
+
+    @property
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise CronTicksError("this QueueManager is not open: use it inside 'async with queue_manager:'")
+        return self._opened
+
+    @property
+    def database(self) -> Database:
+        """The open database, for tools that read beside the manager."""
+        return self._open.database
+
+    async def schedule(
+        self,
+        queue_name: str,
+        *,
+        every: float | timedelta,
+        payload: Any = None,
+        workspace_id: str | None = None,
+        name: str | None = None,
+        connection: Connection | None = None,
+    ) -> Schedule:
+        """Declare that `payload` goes to `queue_name` every so many seconds.
+
+        Idempotent by (workspace, name), and the name defaults to the queue's: any number of pods may declare the
+        same at every start. A changed definition is an edit, which holds from the next occurrence on and never
+        fires by itself. With `connection` it is part of the caller's transaction.
+        """
+        definition = define_schedule(queue_name, every=every, payload=payload, workspace_id=workspace_id, name=name)
+        missed_after = timedelta(seconds=self.settings.missed_after_seconds)
+        saved = await self._open.cron.save_schedule(definition, missed_after=missed_after, connection=connection)
+        if saved.change != "unchanged":
+            _log_schedule(f"schedule_{saved.change}", saved.schedule)
+            if self._worker is not None:
+                self._worker.wake_manager()
+        return saved.schedule
+
+    async def get_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> Schedule:
+        """The schedule of this id; ScheduleNotFoundError if there is none."""
+        return await self._open.cron.get_schedule(schedule_id, connection=connection)
+
+    async def list_schedules(
+        self,
+        *,
+        workspace_id: str | None = None,
+        after_id: str = "",
+        limit: int = 100,
+        connection: Connection | None = None,
+    ) -> list[Schedule]:
+        """A page of schedules, of one workspace or of all; `after_id` is the last id of the page before."""
+        if limit < 1:
+            raise InvalidInputError("limit", f"must be at least 1, not {limit}")
+        return await self._open.cron.list_schedules(
+            workspace_id=workspace_id, after_id=after_id, limit=limit, connection=connection
+        )
+
+    async def delete_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> None:
+        """Remove a schedule with its pending ticks; messages already sent stay."""
+        _log_schedule("schedule_deleted", await self._open.cron.delete_schedule(schedule_id, connection=connection))
+
+    def stop(self) -> None:
+        """Ask `run()` to end, as SIGTERM does."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    async def run(self) -> None:
+        """Make ticks, fire them and handle messages until cancelled, stopped, or told to by SIGTERM or SIGINT.
+
+        Then nothing new is begun, running handlers may finish within the grace, and what is left is given back.
+        """
+        if self._worker is not None:
+            raise CronTicksError("this QueueManager runs already: run() is called once at a time")
+        opened = self._open
+        self._worker = Worker(opened.database, opened.cron, self._handlers, self.settings, opened.embedded)
+        try:
+            await self._worker.run()
+        finally:
+            self._worker = None
+
+    @property
+    def health(self) -> dict[str, ServiceHealth]:
+        """What the background services of a running worker have counted, by name."""
+        return {} if self._worker is None else self._worker.health
+
+
+async def _prepare_schema(database: Database, settings: Settings) -> None:
+    if settings.migrate_on_start:
+        await migrate(database)
+        return
+    pending = await pending_migrations(database)
+    if pending:
+        raise MigrationError(
+            f"{len(pending)} migration(s) are pending, from {pending[0].label} on: run 'cron-ticks migrate' first "
+            "(CRON_TICKS_MIGRATE_ON_START is off)"
+        )
+
+
+def _log_schedule(event: str, schedule: Schedule) -> None:
+    log.info(
+        event,
+        schedule_id=schedule.id,
+        name=schedule.name,
+        workspace_id=schedule.workspace_id,
+        queue=schedule.queue_name,
+        every_seconds=schedule.interval.total_seconds(),
+    )
