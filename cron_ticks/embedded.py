@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +32,7 @@ log = structlog.get_logger("cron_ticks.embedded")
 WHEEL_FOLDERS = {16: "pginstall", 18: "pginstall18"}
 SOCKET_NAME = ".s.PGSQL.5432"
 LONGEST_SOCKET_PATH = 100  # the kernel's limit is 108 on Linux and 104 on macOS
+IMPOSSIBLE_PID = 2**31 - 1
 START_ATTEMPTS_SECONDS = 60.0
 STEP_SECONDS = 120.0
 KEEPER_INTERVAL_SECONDS = 1.0
@@ -203,13 +204,27 @@ class EmbeddedServer:
             options,
         )
         deadline = time.monotonic() + START_ATTEMPTS_SECONDS
+        self._forget_dead_postmaster()
         while self._run(*command).returncode != 0:
+            self._forget_dead_postmaster()
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
                     f"the embedded PostgreSQL in {self.folder} doesn't start; its log ends:\n{self._log_tail()}"
                 )
             time.sleep(0.2)
         log.info("embedded_server_started", folder=str(self.folder))
+
+    def _forget_dead_postmaster(self) -> None:
+        """A dead server that its parent hasn't reaped still answers to its number, which keeps a new one from starting.
+
+        Only the number is replaced, by one that no process can have: PostgreSQL itself then looks whether any process
+        of the old server still holds its memory.
+        """
+        for lock_file in (self.data / "postmaster.pid", self.socket_folder / f"{SOCKET_NAME}.lock"):
+            with suppress(FileNotFoundError):
+                pid, _, rest = lock_file.read_text(encoding="utf-8").partition("\n")
+                if _is_zombie(pid):
+                    lock_file.write_text(f"{IMPOSSIBLE_PID}\n{rest}", encoding="utf-8")
 
     def _stop(self) -> None:
         result = self._run("pg_ctl", "stop", "-m", "fast", "-w", "-t", "60", "-D", str(self.data))
@@ -311,6 +326,15 @@ def _lock(file: BinaryIO, *, shared: bool, wait: bool = False) -> bool:
             raise
         return False
     return True
+
+
+def _is_zombie(pid: str) -> bool:
+    """Whether the process is dead but not reaped, as happens where process 1 is no init; told by Linux alone."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] == "Z"
 
 
 def _server_account() -> tuple[int, int] | None:

@@ -11,13 +11,12 @@ from typing import Literal, TextIO
 
 import structlog
 
+LogFormat = Literal["auto", "console", "json"]
 
-def configure_logs(
-    level: str = "info", log_format: Literal["auto", "console", "json"] = "auto", stream: TextIO | None = None
-) -> None:
-    """Send every event from `level` up to `stream`, or to standard error. Called by the command line alone."""
-    target = sys.stderr if stream is None else stream
-    readable = log_format == "console" or (log_format == "auto" and target.isatty())
+
+def configure_logs(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
+    """Send every event from `level` up to `stream`, or to standard error as it is at that moment."""
+    readable = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
     renderer: list[structlog.types.Processor] = (
         [structlog.dev.ConsoleRenderer()]
         if readable
@@ -31,6 +30,12 @@ def configure_logs(
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file=target),
-        cache_logger_on_first_use=True,
+        # A line is one write, so that processes which share a pipe don't mix their lines.
+        logger_factory=lambda *_: structlog.WriteLogger(stream or sys.stderr),
     )
+
+
+def configure_logs_unless_done(level: str, log_format: LogFormat) -> None:
+    """For an application that has no opinion; one that configures structlog itself keeps its own way."""
+    if not structlog.is_configured():
+        configure_logs(level, log_format)

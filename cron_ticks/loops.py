@@ -10,7 +10,7 @@ from typing import Protocol
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 log = structlog.get_logger("cron_ticks.loops")
 
@@ -123,14 +123,19 @@ class ServiceGroup:
             pause.stop()
 
 
-async def stop_signal() -> str:
-    """Wait for SIGINT or SIGTERM; the next one finds the default handlers and ends the process.
+async def watch_stop_signals(
+    stop: Callable[[], None], *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Call `stop` at the first SIGINT or SIGTERM; the next one finds the default handlers and ends the process.
 
-    Only the main thread gets signals: elsewhere this waits for ever.
+    Started once the handlers stand. Only the main thread gets signals: elsewhere there is nothing to watch.
     """
     if threading.current_thread() is not threading.main_thread():
-        await anyio.sleep_forever()
+        task_status.started()
+        return
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         async for received in signals:
-            return received.name
-    raise RuntimeError("the signal receiver ended by itself")
+            log.info("signal_received", signal=received.name)
+            stop()
+            return

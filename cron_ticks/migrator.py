@@ -20,8 +20,16 @@ log = structlog.get_logger("cron_ticks.migrator")
 FILE_NAME = re.compile(r"^(?P<number>\d{4})_(?P<name>[a-z0-9_]+)\.sql$")
 OLDEST_RELEASE = re.compile(r"^-- oldest-release: (?P<release>\S+)$", re.MULTILINE)
 
-# Where the bookkeeping is; NULL before the first migration.
-FIND_BOOKKEEPING = "SELECT to_regclass('{schema}.cron_ticks_migrations') IS NOT NULL"
+# Whether there is bookkeeping yet. Read from the catalogue like any table: to_regclass() may answer from a cache that
+# doesn't know yet what was committed while we waited for the lock.
+FIND_BOOKKEEPING = """
+SELECT EXISTS (
+    SELECT
+    FROM pg_catalog.pg_class
+    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = '{schema}' AND relname = 'cron_ticks_migrations'
+)
+"""
 
 # What has been applied, in order.
 APPLIED = "SELECT number, name, checksum, oldest_release FROM {schema}.cron_ticks_migrations ORDER BY number"

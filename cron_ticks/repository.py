@@ -133,13 +133,14 @@ WHERE cursor.schedule_id = made.schedule_id
 """
 
 # Exactly once, in one statement: the ticks end and their messages begin together, or neither does. A worker that
-# wakes up late finds nothing to delete, so it sends nothing.
+# wakes up late finds nothing to delete, so it sends nothing. By ctid, because the rows are locked and no statistics
+# can then make the planner read the whole table.
 FIRE_DUE_TICKS = """
 WITH pass AS (
     SELECT $1::text AS ticker_id, coalesce($3::timestamptz, statement_timestamp()) AS instant
 ),
 due AS (
-    SELECT id
+    SELECT ctid
     FROM {schema}.cron_ticks
     WHERE due_at <= (SELECT instant FROM pass)
     ORDER BY due_at
@@ -147,7 +148,7 @@ due AS (
     FOR UPDATE SKIP LOCKED
 ),
 taken AS (
-    DELETE FROM {schema}.cron_ticks AS tick USING due WHERE tick.id = due.id RETURNING tick.*
+    DELETE FROM {schema}.cron_ticks WHERE ctid = ANY (ARRAY(SELECT ctid FROM due)) RETURNING *
 ),
 sent AS (
     {insert_from_taken}
@@ -197,6 +198,7 @@ class Saved:
 
     schedule: Schedule
     change: Literal["created", "edited", "unchanged"]
+    missed: int = 0  # occurrences of the old definition that are not made up
 
 
 class CronRepository:
@@ -258,17 +260,20 @@ class CronRepository:
         cursor = await self._database.fetchval(LOCK_CURSOR, current.id, connection=connection)
         await self._database.fetch(LOCK_TICKS, current.id, connection=connection)
         instant = await self._database.fetchval(CLOCK, now, connection=connection)
-        await self._make_overdue_ticks(
+        missed = await self._make_overdue_ticks(
             NeedingTicks(current.id, current.rule, cursor, instant), missed_after, connection
         )
         edited = await self._update(current.id, definition, instant, connection)
         await self._database.fetch(DELETE_FUTURE_TICKS, edited.id, instant, connection=connection)
         next_needed = edited.rule.occurrence_after(instant)
         await self._database.fetch(MOVE_CURSOR, edited.id, next_needed, connection=connection)
-        return Saved(edited, "edited")
+        return Saved(edited, "edited", missed)
 
-    async def _make_overdue_ticks(self, needing: NeedingTicks, missed_after: timedelta, connection: Connection) -> None:
-        """The new definition holds for occurrences after now; those before it that no manager has made are kept."""
+    async def _make_overdue_ticks(self, needing: NeedingTicks, missed_after: timedelta, connection: Connection) -> int:
+        """The new definition holds for occurrences after now; those before it that no manager has made are kept.
+
+        Returns how many are missed, because they are too old to be made up.
+        """
         overdue = plan(
             needing.rule,
             needed_from=needing.needed_from,
@@ -278,6 +283,7 @@ class CronRepository:
         )
         if overdue.occurrences:
             await self.create_ticks([(needing, overdue)], connection=connection)
+        return overdue.missed
 
     async def _update(
         self, schedule_id: str, definition: ScheduleDefinition, instant: datetime, connection: Connection

@@ -1,6 +1,7 @@
 """Schedules: what an application asks for, checked at the door, and what the database keeps of it."""
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ LONGEST_NAME = 200
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=36_525)
 LARGEST_PAYLOAD_BYTES = 1_048_576
+NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # not where the backslash itself is escaped
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,6 @@ def check_payload(field: str, value: object) -> str:
         raise InvalidInputError(field, f"must be JSON: {error}") from None
     if size > LARGEST_PAYLOAD_BYTES:
         raise InvalidInputError(field, f"must be at most {LARGEST_PAYLOAD_BYTES} bytes as JSON, has {size}")
-    if "\\u0000" in text:
+    if NUL_ESCAPE.search(text):
         raise InvalidInputError(field, "must not contain NUL characters: PostgreSQL can't keep them")
     return text

@@ -119,10 +119,15 @@ class Settings(BaseSettings):
     @classmethod
     def unknown_variables(cls, environment: Iterable[str] | None = None) -> dict[str, str | None]:
         """Variables with our prefix that set nothing, each with the setting it may have meant."""
-        known = [f"{PREFIX}{name.upper()}" for name in cls.model_fields]
+        known = [name.upper() for name in cls.model_fields]
         names = os.environ if environment is None else environment
-        unknown = [name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known]
-        return {name: next(iter(difflib.get_close_matches(name.upper(), known, n=1)), None) for name in unknown}
+        ours = {name: name.upper().removeprefix(PREFIX) for name in names if name.upper().startswith(PREFIX)}
+        return {name: _nearest(short, known) for name, short in ours.items() if short not in known}
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f"{PREFIX}{matches[0]}" if matches else None
 
 
 def _problems(error: ValidationError) -> dict[str, str]:

@@ -28,6 +28,8 @@ from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.cli")
 
+REPORT_WIDTH = 120  # where there is no terminal to ask
+
 app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 Dsn = Annotated[
@@ -137,10 +139,11 @@ def up(
 ) -> None:
     """Bring everything up on this machine and watch it fire.
 
-    With no schedules in the database, a few examples are declared. Exits 1 if an occurrence was missed or fired twice.
+    With no schedules in the database, a few examples are declared. Exits 1 if an occurrence was missed or fired twice,
+    or if nothing fired although something was due.
     """
     live = sys.stdout.isatty() and not as_json
-    console = Console()
+    console = Console(width=None if live else REPORT_WIDTH)
     with reported_errors():
         settings = load_settings(dsn)
         load_app(app_path)
@@ -158,7 +161,8 @@ def up(
         typer.echo(json.dumps({"workers": workers} | report.as_json()))
     else:
         console.print(report_table(report))
-    if report.duplicates or report.missed:
+    if report.problem is not None:
+        typer.echo(f"error: {report.problem}", err=True)
         raise typer.Exit(1)
 
 

@@ -11,7 +11,8 @@ from cron_ticks.database import Database
 CLOCK = "SELECT statement_timestamp()"
 
 # Counted from the messages themselves, not from what the workers say. An occurrence is missed when ticks have been
-# made beyond it and yet there is neither a tick nor a message for it; it is a duplicate when it has several messages.
+# made beyond it and yet there is neither a tick nor a message for it; it is a duplicate when it has several messages;
+# it waits when it is due and has no message yet, but will get one.
 REPORT = """
 SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
     coalesce(pending.next_at, cursor.next_tick_needed_at) AS next_at,
@@ -32,7 +33,9 @@ SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
             AND NOT EXISTS (
                 SELECT FROM {schema}.cron_ticks AS tick
                 WHERE tick.schedule_id = schedule.id AND tick.scheduled_for = expected.occurrence)
-    ) AS missed
+    ) AS missed,
+    pending.due + greatest(0, ceil(extract(epoch FROM statement_timestamp() - cursor.next_tick_needed_at) * 1000000
+        / schedule.interval_us)::bigint) AS waiting
 FROM {schema}.cron_schedules AS schedule
 JOIN {schema}.cron_schedule_cursors AS cursor ON cursor.schedule_id = schedule.id
 CROSS JOIN LATERAL (
@@ -40,7 +43,7 @@ CROSS JOIN LATERAL (
         least(statement_timestamp(), cursor.next_tick_needed_at) AS until
 ) AS span
 CROSS JOIN LATERAL (
-    SELECT min(execute_at) AS next_at
+    SELECT min(execute_at) AS next_at, count(*) FILTER (WHERE due_at <= statement_timestamp()) AS due
     FROM {schema}.cron_ticks AS tick
     WHERE tick.schedule_id = schedule.id
 ) AS pending
@@ -82,6 +85,7 @@ class ScheduleReport:
     completed: int
     duplicates: int
     missed: int
+    waiting: int
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: seconds, milliseconds and ISO times."""
@@ -97,6 +101,7 @@ class ScheduleReport:
             "completed": self.completed,
             "duplicates": self.duplicates,
             "missed": self.missed,
+            "waiting": self.waiting,
         }
 
 
@@ -129,6 +134,20 @@ class Report:
         """Occurrences that became nothing."""
         return sum(schedule.missed for schedule in self.schedules)
 
+    @property
+    def waiting(self) -> int:
+        """Occurrences that are due and not fired yet."""
+        return sum(schedule.waiting for schedule in self.schedules)
+
+    @property
+    def problem(self) -> str | None:
+        """Why this is not what was promised, if it is not."""
+        if self.duplicates or self.missed:
+            return f"{self.duplicates} duplicate(s), {self.missed} missed"
+        if self.waiting and not self.fired:
+            return f"nothing was fired although {self.waiting} occurrence(s) are due: look at the workers' log"
+        return None
+
     def as_json(self) -> dict[str, Any]:
         """The summary that `--json` prints."""
         return {
@@ -137,6 +156,7 @@ class Report:
             "completed": self.completed,
             "duplicates": self.duplicates,
             "missed": self.missed,
+            "waiting": self.waiting,
             "fired_by": self.fired_by,
             "schedules": [schedule.as_json() for schedule in self.schedules],
         }
@@ -166,6 +186,7 @@ async def read_report(database: Database, since: datetime) -> Report:
             completed=row["completed"],
             duplicates=row["duplicates"],
             missed=row["missed"],
+            waiting=row["waiting"],
         )
         for row in rows
     )

@@ -16,7 +16,7 @@ from rich.live import Live
 from cron_ticks.cli.example import declare_examples
 from cron_ticks.cli.report import Report, database_clock, read_report, report_table
 from cron_ticks.database import PASSING_ERRORS, Database
-from cron_ticks.loops import ServiceGroup, backoff_seconds, stop_signal
+from cron_ticks.loops import ServiceGroup, backoff_seconds, watch_stop_signals
 from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.up")
@@ -97,8 +97,10 @@ async def run_up(
             services.start(WorkerProcess(number, options, queue_manager.settings.stop_grace_seconds, worker_log))
         if worker_log is not None:
             tasks.start_soon(_show, database, since, console)
+        stop_requested = anyio.Event()
+        await tasks.start(watch_stop_signals, stop_requested.set)
         with anyio.move_on_after(options.seconds):
-            log.info("up_stopping", signal=await stop_signal())
+            await stop_requested.wait()
         tasks.cancel_scope.cancel()
     return await _final_report(database, since)
 

@@ -12,6 +12,7 @@ import structlog
 from cron_ticks.database import Connection, Database, Pool, open_database
 from cron_ticks.embedded import EmbeddedServer, embedded_server, use_embedded
 from cron_ticks.errors import CronTicksError, InvalidInputError, MigrationError
+from cron_ticks.logs import configure_logs_unless_done
 from cron_ticks.loops import ServiceHealth
 from cron_ticks.migrator import migrate, pending_migrations
 from cron_ticks.repository import CronRepository
@@ -63,6 +64,7 @@ class QueueManager:
     async def __aenter__(self) -> Self:
         if self._opened is not None:
             raise CronTicksError("this QueueManager is open already")
+        configure_logs_unless_done(self.settings.log_level, self.settings.log_format)
         async with AsyncExitStack() as stack:
             dsn, embedded = self._dsn, None
             if dsn is None and self._pool is None:
@@ -114,6 +116,8 @@ class QueueManager:
         saved = await self._open.cron.save_schedule(definition, missed_after=missed_after, connection=connection)
         if saved.change != "unchanged":
             _log_schedule(f"schedule_{saved.change}", saved.schedule)
+            if saved.missed:
+                log.warning("occurrences_missed", schedule_id=saved.schedule.id, missed=saved.missed)
             if self._worker is not None:
                 self._worker.wake_manager()
         return saved.schedule

@@ -7,7 +7,7 @@ from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import Database
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer
 from cron_ticks.ids import new_ticker_id
-from cron_ticks.loops import Pause, ServiceGroup, ServiceHealth, stop_signal
+from cron_ticks.loops import Pause, ServiceGroup, ServiceHealth, watch_stop_signals
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import Settings
@@ -53,10 +53,11 @@ class Worker:
         with structlog.contextvars.bound_contextvars(ticker_id=self.ticker_id):
             async with anyio.create_task_group() as support_tasks:
                 support = ServiceGroup(support_tasks, self.health)
+                await support_tasks.start(watch_stop_signals, self.stop)
                 if self._embedded is not None:
                     support.start(EmbeddedKeeper(self._embedded))
                 await self._work(support)
-                support.stop()
+                support_tasks.cancel_scope.cancel()
             log.info("worker_stopped")
 
     async def _work(self, support: ServiceGroup) -> None:
@@ -77,17 +78,7 @@ class Worker:
             work.start(ticker, ticker_pause)
             work.start(CleanupWorker(self._cron, self._settings))
             log.info("worker_started", queues=self._handlers.queues())
-            await self._until_stopped()
+            await self._stop_requested.wait()
             log.info("worker_stopping", messages_in_flight=len(ticker.in_flight))
             work.stop()
             tasks.cancel_scope.deadline = anyio.current_time() + self._settings.stop_grace_seconds
-
-    async def _until_stopped(self) -> None:
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(self._stop_on_signal)
-            await self._stop_requested.wait()
-            waiting.cancel_scope.cancel()
-
-    async def _stop_on_signal(self) -> None:
-        log.info("signal_received", signal=await stop_signal())
-        self.stop()

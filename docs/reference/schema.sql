@@ -1,0 +1,89 @@
+-- The schema that the migrations make. Written by `make schema-snapshot`; do not edit.
+
+CREATE TABLE public.cron_schedule_cursors (
+    schedule_id text NOT NULL,
+    next_tick_needed_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE public.cron_schedules (
+    id text NOT NULL,
+    workspace_id text,
+    name text NOT NULL,
+    queue_name text NOT NULL,
+    payload jsonb NOT NULL,
+    interval_us bigint NOT NULL,
+    anchor_at timestamp with time zone NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    updated_at timestamp with time zone NOT NULL,
+    CONSTRAINT cron_schedules_interval_us_check CHECK ((interval_us >= 1000000))
+);
+
+CREATE TABLE public.cron_ticks (
+    id text NOT NULL,
+    schedule_id text NOT NULL,
+    schedule_name text NOT NULL,
+    workspace_id text,
+    queue_name text NOT NULL,
+    payload jsonb NOT NULL,
+    scheduled_for timestamp with time zone NOT NULL,
+    execute_at timestamp with time zone NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    created_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE public.cron_ticks_migrations (
+    number integer NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    oldest_release text NOT NULL,
+    applied_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL
+);
+
+CREATE TABLE public.queue_messages (
+    id text NOT NULL,
+    queue_name text NOT NULL,
+    workspace_id text,
+    payload jsonb NOT NULL,
+    headers jsonb DEFAULT '{}'::jsonb NOT NULL,
+    schedule_id text,
+    scheduled_for timestamp with time zone,
+    process_after timestamp with time zone NOT NULL,
+    inserted_at timestamp with time zone NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    claimed_by text,
+    completed_at timestamp with time zone,
+    dlq_at timestamp with time zone,
+    last_error text
+);
+
+ALTER TABLE ONLY public.cron_schedule_cursors
+    ADD CONSTRAINT cron_schedule_cursors_pkey PRIMARY KEY (schedule_id);
+
+ALTER TABLE ONLY public.cron_schedules
+    ADD CONSTRAINT cron_schedules_name_key UNIQUE NULLS NOT DISTINCT (workspace_id, name);
+
+ALTER TABLE ONLY public.cron_schedules
+    ADD CONSTRAINT cron_schedules_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.cron_ticks
+    ADD CONSTRAINT cron_ticks_execution_key UNIQUE (schedule_id, execute_at);
+
+ALTER TABLE ONLY public.cron_ticks_migrations
+    ADD CONSTRAINT cron_ticks_migrations_pkey PRIMARY KEY (number);
+
+ALTER TABLE ONLY public.cron_ticks
+    ADD CONSTRAINT cron_ticks_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.queue_messages
+    ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (id);
+
+CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at);
+
+CREATE INDEX cron_ticks_due_idx ON public.cron_ticks USING btree (due_at);
+
+CREATE INDEX queue_messages_occurrence_idx ON public.queue_messages USING btree (schedule_id, scheduled_for) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX queue_messages_pending_idx ON public.queue_messages USING btree (queue_name, process_after) WHERE ((completed_at IS NULL) AND (dlq_at IS NULL));
+
+ALTER TABLE ONLY public.cron_schedule_cursors
+    ADD CONSTRAINT cron_schedule_cursors_schedule_id_fkey FOREIGN KEY (schedule_id) REFERENCES public.cron_schedules(id) ON DELETE CASCADE;

@@ -1,0 +1,133 @@
+"""One embedded server per PostgreSQL version, one fresh database per test."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from cron_ticks.database import Database, open_database
+from cron_ticks.embedded import EmbeddedServer
+from cron_ticks.settings import Settings
+from support.processes import Processes
+from support.servers import TestServer, program_folder
+
+ALL_VERSIONS = (18, 16, 15)
+NEWEST = 18
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="tests marked soak run at full size")
+    parser.addoption("--no-skips", action="store_true", help="a skipped test fails the run")
+    parser.addoption("--update-snapshot", action="store_true", help="rewrite docs/reference/schema.sql")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames:
+        versions = ALL_VERSIONS if metafunc.definition.get_closest_marker("sql") else (NEWEST,)
+        ids = [f"pg{version}" for version in versions]
+        metafunc.parametrize("server", versions, indirect=True, ids=ids, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """At full size a test may take its time."""
+    if config.getoption("--soak"):
+        for item in items:
+            item.add_marker(pytest.mark.timeout(1200))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    if session.config.getoption("--no-skips") and skipped and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--no-skips") and terminalreporter.stats.get("skipped"):
+        terminalreporter.write_line("FAILED: tests were skipped, and --no-skips was given", red=True)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings come from the test alone."""
+    for name in os.environ:
+        if name.startswith("CRON_TICKS_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def size(request: pytest.FixtureRequest) -> int:
+    """How large a test marked soak(small=, full=) is this time."""
+    marker = request.node.get_closest_marker("soak")
+    assert marker is not None
+    return int(marker.kwargs["full" if request.config.getoption("--soak") else "small"])
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
+    """A running server with a migrated template database."""
+    version: int = request.param
+    programs = program_folder(version)
+    if not (programs / "postgres").exists():
+        pytest.skip(f"PostgreSQL {version} is not installed: apt-get install postgresql-{version}")
+    embedded = EmbeddedServer(tmp_path_factory.mktemp(f"pg{version}") / "data", programs, durable=False)
+    embedded.acquire()
+    try:
+        started = TestServer(embedded, version)
+        asyncio.run(started.make_template())
+        yield started
+    finally:
+        embedded.release()
+
+
+database_numbers = count(1)
+
+
+@pytest.fixture
+async def dsn(server: TestServer) -> AsyncIterator[str]:
+    """A fresh, migrated database."""
+    async with server.fresh_database(f"test_{next(database_numbers)}") as fresh:
+        yield fresh
+
+
+@pytest.fixture
+async def empty_dsn(server: TestServer) -> AsyncIterator[str]:
+    """A fresh database without our tables."""
+    async with server.fresh_database(f"test_{next(database_numbers)}", template="template0") as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def settings(dsn: str) -> Settings:
+    return Settings.load(dsn=dsn)
+
+
+@pytest.fixture
+async def database(dsn: str, settings: Settings) -> AsyncIterator[Database]:
+    async with open_database(settings, dsn=dsn) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def connection(dsn: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+    """A connection of the test's own, to look at rows and to play the application."""
+    opened = await asyncpg.connect(dsn)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[Processes]:
+    """Starts real processes; whatever still runs at the end is killed."""
+    started = Processes()
+    yield started
+    await started.kill_all()
+
+
+@pytest.fixture
+def embedded_folder(tmp_path: Path) -> Path:
+    return tmp_path / "embedded"

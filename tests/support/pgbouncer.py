@@ -1,0 +1,61 @@
+"""A real PgBouncer in transaction mode in front of a test server."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.servers import TestServer
+
+PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def pgbouncer(server: TestServer, folder: Path) -> Iterator[int]:
+    """Runs PgBouncer until the block ends; its port on the loopback address."""
+    assert PROGRAM is not None
+    port = free_port()
+    folder.mkdir()
+    (folder / "users.txt").write_text('"postgres" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"""[databases]
+* = host='{server.embedded.socket_folder}'
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder}/users.txt
+pool_mode = transaction
+default_pool_size = 3
+max_client_conn = 200
+"""
+    )
+    command = [PROGRAM, str(folder / "pgbouncer.ini")]
+    if os.geteuid() == 0:
+        account = pwd.getpwnam("nobody")
+        os.chown(folder, account.pw_uid, account.pw_gid)
+        command = [PROGRAM, "--user", "nobody", str(folder / "pgbouncer.ini")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if "process up" in line:
+                    break
+            else:
+                raise AssertionError("PgBouncer did not start")
+            yield port
+        finally:
+            process.terminate()
+            process.communicate()

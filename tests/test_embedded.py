@@ -1,0 +1,212 @@
+"""The embedded server: shared, stopped by the last user, back after any crash."""
+
+import asyncio
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+
+import cron_ticks.embedded
+from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer, embedded_server
+from cron_ticks.errors import EmbeddedServerError
+from cron_ticks.settings import Settings
+from support.processes import Processes, RunningProcess
+from support.servers import program_folder
+
+TESTS = Path(__file__).parent
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture
+def own(embedded_folder: Path) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(embedded_folder, program_folder(18), durable=False)
+    yield server
+    server.release()
+
+
+def postmaster(server: EmbeddedServer) -> psutil.Process:
+    return psutil.Process(int((server.data / "postmaster.pid").read_text().split()[0]))
+
+
+async def select_one(server: EmbeddedServer) -> None:
+    connection = await asyncpg.connect(server.dsn)
+    assert await connection.fetchval("SELECT 1") == 1
+    await connection.close()
+
+
+async def start_user(processes: Processes, server: EmbeddedServer) -> RunningProcess:
+    user = await processes.start(
+        sys.executable, "-m", "support.embedded_user", str(server.folder), environment={"PYTHONPATH": str(TESTS)}
+    )
+    await user.wait_for("acquired")
+    return user
+
+
+async def test_it_keeps_its_data_from_one_use_to_the_next(own: EmbeddedServer) -> None:
+    own.acquire()
+    connection = await asyncpg.connect(own.dsn)
+    await connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
+    await connection.close()
+    own.release()
+    assert not own.accepts_connections()
+    own.acquire()
+    connection = await asyncpg.connect(own.dsn)
+    assert await connection.fetchval("SELECT number FROM kept") == 7
+    await connection.close()
+
+
+async def test_full_durability_is_the_default(embedded_folder: Path) -> None:
+    server = embedded_server(Settings.load(embedded_data_dir=embedded_folder))
+    server.acquire()
+    try:
+        connection = await asyncpg.connect(server.dsn)
+        for name in ("fsync", "synchronous_commit", "full_page_writes"):
+            assert await connection.fetchval(f"SHOW {name}") == "on"
+        assert await connection.fetchval("SHOW listen_addresses") == ""
+        await connection.close()
+    finally:
+        server.release()
+
+
+async def test_processes_share_it_and_the_last_one_stops_it(own: EmbeddedServer, processes: Processes) -> None:
+    first = await start_user(processes, own)
+    server = postmaster(own)
+    second = await start_user(processes, own)
+    assert postmaster(own).pid == server.pid
+    first.close_input()
+    assert await first.wait() == 0
+    await select_one(own)
+    second.close_input()
+    assert await second.wait() == 0
+    assert not own.accepts_connections()
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_processes_that_start_at_once_start_one_server(own: EmbeddedServer, processes: Processes) -> None:
+    users = await asyncio.gather(*(start_user(processes, own) for _ in range(4)))
+    started = [event for user in users for event in user.events if event["event"] == "embedded_server_started"]
+    assert len(started) == 1
+    for user in users:
+        user.close_input()
+    assert await asyncio.gather(*(user.wait() for user in users)) == [0] * 4
+    assert not own.accepts_connections()
+
+
+async def test_a_killed_user_does_not_count(own: EmbeddedServer, processes: Processes) -> None:
+    victim = await start_user(processes, own)
+    own.acquire()
+    await victim.kill()
+    await select_one(own)
+    own.release()
+    assert not own.accepts_connections()
+
+
+async def test_it_recovers_after_everything_was_killed(own: EmbeddedServer, processes: Processes) -> None:
+    own.durable = True
+    user = await start_user(processes, own)
+    connection = await asyncpg.connect(own.dsn)
+    await connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
+    await connection.close()
+    server = postmaster(own)
+    family = [*server.children(recursive=True), server]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    await user.kill()
+    psutil.wait_procs(family, timeout=30)
+    own.acquire()
+    connection = await asyncpg.connect(own.dsn)
+    assert await connection.fetchval("SELECT number FROM kept") == 7
+    await connection.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="zombies are told apart on Linux alone")
+async def test_it_starts_again_where_nobody_reaps_the_dead(own: EmbeddedServer) -> None:
+    """As in a container whose process 1 is no init: here the orphans become ours, and we don't look after them."""
+    library = ctypes.CDLL(None)
+    assert library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        own.acquire()
+        dead = postmaster(own)
+        dead.kill()
+        own.revive()
+        assert dead.status() == psutil.STATUS_ZOMBIE
+        await select_one(own)
+        own.release()
+    finally:
+        library.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # noqa: ASYNC222 - it does not block
+                pass
+
+
+async def test_the_keeper_revives_it(own: EmbeddedServer) -> None:
+    own.acquire()
+    keeper = EmbeddedKeeper(own)
+    await keeper.run_once()
+    before = postmaster(own)
+    before.kill()
+    before.wait(timeout=30)
+    await keeper.run_once()
+    assert postmaster(own).pid != before.pid
+    await select_one(own)
+
+
+async def test_a_half_made_data_folder_is_made_again(own: EmbeddedServer) -> None:
+    unfinished = own.folder / "server.unfinished"
+    unfinished.mkdir(parents=True)
+    (unfinished / "PG_VERSION").write_text("18\n")
+    own.acquire()
+    await select_one(own)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("name", ["a folder with 'quotes' and blanks", "x" * 120])
+async def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
+    server = EmbeddedServer(tmp_path / name, program_folder(18), durable=False)
+    server.acquire()
+    try:
+        await select_one(server)
+    finally:
+        server.release()
+
+
+def test_data_of_another_version_is_refused_with_what_to_do(own: EmbeddedServer) -> None:
+    own.data.mkdir(parents=True)
+    (own.data / "PG_VERSION").write_text("16\n")
+    with pytest.raises(EmbeddedServerError, match="CRON_TICKS_EMBEDDED_VERSION=16"):
+        own.acquire()
+
+
+def test_without_the_wheel_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(EmbeddedServerError, match=r"CRON_TICKS_DSN.*cron-ticks\[embedded\]"):
+        embedded_server(Settings.load())
+
+
+def test_a_wheel_without_this_platform_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cron_ticks.embedded, "wheel_folder", lambda: tmp_path)
+    with pytest.raises(EmbeddedServerError, match="for this platform: set CRON_TICKS_DSN"):
+        embedded_server(Settings.load())
+
+
+def test_the_default_folder_is_the_users_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    folder = embedded_server(Settings.load()).folder
+    assert folder.is_relative_to(tmp_path)
+    assert folder.name == "postgres-18"
+
+
+def test_only_its_owner_can_reach_it(own: EmbeddedServer) -> None:
+    own.acquire()
+    for folder in (own.socket_folder, own.data):
+        assert folder.stat().st_mode & 0o077 == 0
+    if os.geteuid() == 0:
+        assert postmaster(own).username() == "nobody"

@@ -1,0 +1,141 @@
+"""Real workers, real crashes: the server goes away, workers die, and every occurrence still fires once."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cron_ticks.embedded import EmbeddedServer
+from cron_ticks.settings import Settings
+from support.processes import Processes, RunningProcess
+from support.servers import program_folder
+from support.watching import watching
+from token_queue import QueueManager
+
+TESTS = Path(__file__).parent
+
+
+async def start_worker(processes: Processes, dsn: str, app: str = "quick", **environment: str) -> RunningProcess:
+    worker = await processes.cron_ticks(
+        "worker",
+        "--app",
+        f"support.apps:{app}",
+        environment={"CRON_TICKS_DSN": dsn, "PYTHONPATH": str(TESTS), **environment},
+    )
+    await worker.wait_for("worker_started")
+    return worker
+
+
+async def fired_and_expected(connection: Any, schedule: Any) -> tuple[list[Any], list[Any]]:
+    rows = await connection.fetch("SELECT scheduled_for FROM queue_messages ORDER BY scheduled_for")
+    fired = [row["scheduled_for"] for row in rows]
+    return fired, schedule.rule.occurrences(schedule.anchor_at, fired[-1] + schedule.interval / 2)
+
+
+async def test_a_killed_worker_is_replaced_by_the_others(dsn: str, processes: Processes, connection: Any) -> None:
+    async with QueueManager(dsn) as manager, watching(dsn, "queue_messages") as watch:
+        schedule = await manager.schedule("queue", every=1)
+        victim = await start_worker(processes, dsn)
+        survivor = await start_worker(processes, dsn)
+        await watch.until("SELECT count(*) >= 3 FROM queue_messages")
+        await victim.kill()
+        await watch.until("SELECT count(*) >= 7 FROM queue_messages")
+        survivor.send(signal.SIGTERM)
+        assert await survivor.wait() == 0
+    fired, expected = await fired_and_expected(connection, schedule)
+    assert fired == expected
+
+
+async def test_workers_go_on_after_the_server_crashed(tmp_path: Path, processes: Processes) -> None:
+    """An immediate shutdown is a crash for whoever is connected."""
+    server = EmbeddedServer(tmp_path / "data", program_folder(18))
+    server.acquire()
+    try:
+        async with QueueManager(server.dsn) as manager:
+            schedule = await manager.schedule("queue", every=1)
+            worker = await start_worker(processes, server.dsn)
+            await worker.wait_for("handled", times=3)
+            postmaster = psutil.Process(int((server.data / "postmaster.pid").read_text().split()[0]))
+            postmaster.send_signal(signal.SIGQUIT)
+            postmaster.wait(timeout=30)
+            await worker.wait_for("service_failed")
+            seen = len([event for event in worker.events if event["event"] == "handled"])
+            server.revive()
+            await worker.wait_for("service_recovered", where=lambda line: line["service"] == "message-ticker")
+            await worker.wait_for("handled", times=seen + 3)
+            worker.send(signal.SIGTERM)
+            assert await worker.wait() == 0
+            async with manager.database.connection() as connection:
+                fired, expected = await fired_and_expected(connection, schedule)
+        assert fired == expected
+    finally:
+        server.release()
+
+
+async def test_sigterm_lets_a_handler_finish_and_exits_cleanly(dsn: str, processes: Processes, connection: Any) -> None:
+    async with QueueManager(dsn) as manager:
+        await manager.schedule("queue", every=3600, payload={"seconds": 1})
+    worker = await start_worker(processes, dsn, "slow")
+    await worker.wait_for("handling")
+    worker.send(signal.SIGTERM)
+    assert await worker.wait() == 0
+    names = [event["event"] for event in worker.events]
+    assert names[-4:] == ["signal_received", "worker_stopping", "handled", "worker_stopped"]
+    assert await connection.fetchval("SELECT completed_at IS NOT NULL FROM queue_messages")
+
+
+async def test_the_grace_is_bounded_and_the_message_is_given_back(
+    dsn: str, processes: Processes, connection: Any
+) -> None:
+    async with QueueManager(dsn) as manager:
+        await manager.schedule("queue", every=3600, payload={"seconds": 3600})
+    worker = await start_worker(processes, dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
+    await worker.wait_for("handling")
+    worker.send(signal.SIGINT)
+    assert await worker.wait() == 0
+    row = await connection.fetchrow("SELECT claimed_by, attempts, completed_at FROM queue_messages")
+    assert tuple(row) == (None, 0, None)
+
+
+async def test_a_second_signal_ends_the_process_at_once(dsn: str, processes: Processes) -> None:
+    async with QueueManager(dsn) as manager:
+        await manager.schedule("queue", every=3600, payload={"seconds": 3600})
+    worker = await start_worker(processes, dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="3600")
+    await worker.wait_for("handling")
+    worker.send(signal.SIGTERM)
+    await worker.wait_for("worker_stopping")
+    worker.send(signal.SIGTERM)
+    assert await worker.wait() == -signal.SIGTERM
+
+
+async def test_a_worker_waits_for_a_server_that_starts_later(tmp_path: Path, processes: Processes) -> None:
+    server = EmbeddedServer(tmp_path / "data", program_folder(18), durable=False)
+    worker = await processes.cron_ticks(
+        "worker",
+        "--app",
+        "support.apps:quick",
+        environment={"CRON_TICKS_DSN": server.dsn, "PYTHONPATH": str(TESTS)},
+    )
+    await worker.wait_for("database_unreachable", times=2)
+    server.acquire()
+    try:
+        await worker.wait_for("worker_started")
+        worker.send(signal.SIGTERM)
+        assert await worker.wait() == 0
+    finally:
+        server.release()
+
+
+@pytest.mark.parametrize("statement_timeout", [0.3])
+async def test_a_statement_that_hangs_meets_its_deadline(
+    dsn: str, connection: Any, *, statement_timeout: float
+) -> None:
+    settings = Settings.load(dsn=dsn, statement_timeout_seconds=statement_timeout)
+    async with QueueManager(settings=settings) as manager:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE cron_schedules IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(TimeoutError):
+                await manager.schedule("queue", every=5)
+        await manager.schedule("queue", every=5)

@@ -1,0 +1,83 @@
+"""The report of `cron-ticks up`: it must see what goes wrong."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cron_ticks.cli.report import Report, database_clock, read_report, report_table
+from cron_ticks.database import Database
+from cron_ticks.repository import CronRepository
+from cron_ticks.schedule_manager import ScheduleManager
+from cron_ticks.schedules import define_schedule
+from cron_ticks.settings import Settings
+from token_queue.queue_repository import QueueSink
+
+pytestmark = pytest.mark.sql
+
+
+async def fire_for_a_while(database: Database, settings: Settings) -> datetime:
+    """A schedule of one second, begun ten seconds ago, fired up to now."""
+    repository = CronRepository(database)
+    begun = await database_clock(database) - timedelta(seconds=10)
+    definition = define_schedule("queue", every=1, workspace_id="ws")
+    await repository.save_schedule(definition, missed_after=timedelta(minutes=1), now=begun)
+    await ScheduleManager(database, repository, settings).run_once()
+    await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_me", limit=1000)
+    return begun
+
+
+async def test_all_is_well(database: Database, settings: Settings) -> None:
+    report = await read_report(database, await fire_for_a_while(database, settings))
+    assert report.fired in {11, 12}
+    assert (report.duplicates, report.missed, report.problem) == (0, 0, None)
+    assert report.fired_by == {"ticker_me": report.fired}
+    assert report.as_json()["schedules"][0]["name"] == "queue"
+    assert report_table(report).row_count == 1
+
+
+async def test_a_tick_removed_by_hand_is_missed(database: Database, settings: Settings, connection: Any) -> None:
+    since = await fire_for_a_while(database, settings)
+    await connection.execute(
+        "DELETE FROM queue_messages WHERE scheduled_for IN (SELECT scheduled_for FROM queue_messages OFFSET 3 LIMIT 2)"
+    )
+    report = await read_report(database, since)
+    assert (report.missed, report.duplicates) == (2, 0)
+    assert report.problem == "0 duplicate(s), 2 missed"
+
+
+async def test_a_message_put_in_twice_is_a_duplicate(database: Database, settings: Settings, connection: Any) -> None:
+    since = await fire_for_a_while(database, settings)
+    await connection.execute(
+        """INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for, process_after, inserted_at)
+        SELECT 'again', queue_name, payload, schedule_id, scheduled_for, process_after, inserted_at
+        FROM queue_messages LIMIT 1"""
+    )
+    report = await read_report(database, since)
+    assert (report.missed, report.duplicates) == (0, 1)
+    assert report.problem == "1 duplicate(s), 0 missed"
+
+
+async def test_nothing_fired_is_a_problem_when_something_is_due(database: Database, settings: Settings) -> None:
+    repository = CronRepository(database)
+    since = await database_clock(database) - timedelta(seconds=5)
+    definition = define_schedule("queue", every=2)
+    await repository.save_schedule(definition, missed_after=timedelta(minutes=1), now=since)
+    without_ticks = await read_report(database, since)
+    assert without_ticks.waiting == 3
+    await ScheduleManager(database, repository, settings).run_once()
+    with_ticks = await read_report(database, since)
+    assert (with_ticks.waiting, with_ticks.missed) == (3, 0)
+    assert with_ticks.problem is not None
+    assert "3 occurrence(s) are due" in with_ticks.problem
+
+
+async def test_what_was_before_the_start_does_not_count(database: Database, settings: Settings) -> None:
+    await fire_for_a_while(database, settings)
+    report = await read_report(database, await database_clock(database))
+    assert (report.fired, report.missed) == (0, 0)
+
+
+def test_an_empty_report_is_no_problem() -> None:
+    moment = datetime.fromisoformat("2026-01-01T00:00:00Z")
+    assert Report(moment, moment, (), {}).problem is None

@@ -1,0 +1,92 @@
+"""Settings: defaults of the design, one report of all mistakes."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cron_ticks.errors import SettingsError
+from cron_ticks.settings import Settings
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    settings = Settings.load()
+    assert settings.lookahead_seconds == 60
+    assert settings.manager_interval_seconds == 10
+    assert settings.manager_batch_size == 100
+    assert settings.ticker_interval_ms == 100
+    assert settings.lease_seconds == 10
+    assert settings.lease_renewal_seconds == 5
+    assert settings.cleanup_interval_seconds == 300
+    assert settings.cleanup_threshold_seconds == 300
+    assert (settings.shard_count, settings.shard_id) == (1, 0)
+    assert settings.database_schema == "public"
+    assert settings.embedded_durable
+
+
+def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRON_TICKS_LOOKAHEAD_SECONDS", "120")
+    monkeypatch.setenv("CRON_TICKS_EMBEDDED_DATA_DIR", "some/where")
+    settings = Settings.load()
+    assert settings.lookahead_seconds == 120
+    assert settings.embedded_data_dir == Path("some/where")
+
+
+def test_every_mistake_is_reported_at_once_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRON_TICKS_LOOKAHEAD_SECONDS", "soon")
+    monkeypatch.setenv("CRON_TICKS_LEASE_SECONDS", "-1")
+    monkeypatch.setenv("CRON_TICKS_SHARD_COUNT", "4")
+    monkeypatch.setenv("CRON_TICKS_SHARD_ID", "4")
+    monkeypatch.setenv("CRON_TICKS_DATABASE_SCHEMA", "no spaces; please")
+    monkeypatch.setenv("CRON_TICKS_POOL_MAX_SIZE", "0")
+    with pytest.raises(SettingsError) as caught:
+        Settings.load()
+    assert set(caught.value.problems) == {
+        "CRON_TICKS_LOOKAHEAD_SECONDS",
+        "CRON_TICKS_LEASE_SECONDS",
+        "CRON_TICKS_SHARD_ID",
+        "CRON_TICKS_DATABASE_SCHEMA",
+        "CRON_TICKS_POOL_MAX_SIZE",
+    }
+    for variable in caught.value.problems:
+        assert variable in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("MANAGER_INTERVAL_SECONDS", "60", "CRON_TICKS_LOOKAHEAD_SECONDS"),
+        ("SHARD_ID", "1", "CRON_TICKS_SHARD_COUNT"),
+        ("LEASE_RENEWAL_SECONDS", "6", "CRON_TICKS_LEASE_SECONDS"),
+        ("LOOKAHEAD_SECONDS", "nan", "finite"),
+        ("EMBEDDED_VERSION", "9", "16 or 18"),
+        ("LOG_LEVEL", "loud", "debug"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(f"CRON_TICKS_{variable}", value)
+    with pytest.raises(SettingsError) as caught:
+        Settings.load()
+    assert list(caught.value.problems) == [f"CRON_TICKS_{variable}"]
+    assert says in caught.value.problems[f"CRON_TICKS_{variable}"]
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings.load()
+    with pytest.raises(ValidationError):
+        settings.shard_count = 2
+
+
+def test_password_is_never_shown() -> None:
+    settings = Settings.load(dsn="postgresql://me:secret@db/app")
+    assert "secret" not in repr(settings)
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(dsn=["postgresql://me:secret@db/app"])
+    assert "secret" not in str(caught.value)
+
+
+def test_unknown_variables_are_found_with_a_suggestion() -> None:
+    unknown = Settings.unknown_variables(["CRON_TICKS_LOKAHEAD_SECONDS", "CRON_TICKS_DSN", "PATH", "CRON_TICKS_XYZZY"])
+    assert unknown == {"CRON_TICKS_LOKAHEAD_SECONDS": "CRON_TICKS_LOOKAHEAD_SECONDS", "CRON_TICKS_XYZZY": None}
