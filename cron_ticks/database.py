@@ -5,7 +5,7 @@ transaction pooler may stand between us and the server.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
@@ -52,10 +52,12 @@ class Database:
             self._texts[text] = text.replace("{schema}", self.schema)
         return self._texts[text]
 
-    async def fetch(self, text: str, *arguments: object, connection: Connection | None = None) -> list[asyncpg.Record]:
+    async def fetch(
+        self, text: str, *arguments: object, connection: Connection | None = None, deadline_seconds: float | None = None
+    ) -> list[asyncpg.Record]:
         """All rows of a statement, on `connection` or on one of the pool's."""
         async with self.connection(connection) as chosen:
-            return await chosen.fetch(self.sql(text), *arguments, timeout=self._deadline)
+            return await chosen.fetch(self.sql(text), *arguments, timeout=deadline_seconds or self._deadline)
 
     async def fetchrow(
         self, text: str, *arguments: object, connection: Connection | None = None
@@ -69,9 +71,9 @@ class Database:
         row = await self.fetchrow(text, *arguments, connection=connection)
         return row[0] if row else None
 
-    async def execute_script(self, script: str, *, connection: Connection) -> None:
+    async def execute_script(self, script: str, *, connection: Connection, deadline_seconds: float) -> None:
         """Several statements at once, without arguments."""
-        await connection.execute(self.sql(script), timeout=self._deadline)
+        await connection.execute(self.sql(script), timeout=deadline_seconds)
 
     @asynccontextmanager
     async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
@@ -86,8 +88,19 @@ class Database:
     async def transaction(self, given: Connection | None = None) -> AsyncIterator[Connection]:
         """A transaction in which each statement sees what is committed; inside a caller's own it is a savepoint."""
         isolation: Literal["read_committed"] | None = "read_committed" if given is None else None
-        async with self.connection(given) as chosen, chosen.transaction(isolation=isolation):
-            yield chosen
+        async with self.connection(given) as chosen:
+            transaction = chosen.transaction(isolation=isolation)
+            with anyio.fail_after(self._deadline):
+                await transaction.start()
+            try:
+                yield chosen
+            except BaseException:
+                # If even that fails, the connection is gone and the transaction with it: the first error tells more.
+                with suppress(*PASSING_ERRORS), anyio.fail_after(self._deadline, shield=True):
+                    await transaction.rollback()
+                raise
+            with anyio.fail_after(self._deadline):
+                await transaction.commit()
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from cron_ticks.errors import MigrationError
 
 log = structlog.get_logger("cron_ticks.migrator")
 
+DEADLINE_SECONDS = 3600.0  # a migration may rewrite a large table, and the other pods wait for it
 FILE_NAME = re.compile(r"^(?P<number>\d{4})_(?P<name>[a-z0-9_]+)\.sql$")
 OLDEST_RELEASE = re.compile(r"^-- oldest-release: (?P<release>\S+)$", re.MULTILINE)
 
@@ -146,7 +147,8 @@ async def migrate(database: Database, *, release: str = cron_ticks.__version__) 
     if not await pending_migrations(database, release=release):
         return []
     async with database.transaction() as connection:
-        await database.fetch(LOCK, _lock_key(database.schema), connection=connection)
+        key = lock_key(database.schema)
+        await database.fetch(LOCK, key, connection=connection, deadline_seconds=DEADLINE_SECONDS)
         pending = await pending_migrations(database, connection=connection, release=release)
         if pending:
             script = "\n".join([PREPARE_SCRIPT, *(migration.script for migration in pending)])
@@ -158,7 +160,7 @@ async def migrate(database: Database, *, release: str = cron_ticks.__version__) 
 
 async def _run(database: Database, script: str, connection: Connection) -> None:
     try:
-        await database.execute_script(script, connection=connection)
+        await database.execute_script(script, connection=connection, deadline_seconds=DEADLINE_SECONDS)
     except asyncpg.DuplicateTableError as error:
         raise MigrationError(
             f"{error}: schema {database.schema!r} has a table of that name that is not ours. "
@@ -171,7 +173,8 @@ async def _run(database: Database, script: str, connection: Connection) -> None:
         ) from error
 
 
-def _lock_key(schema: str) -> int:
+def lock_key(schema: str) -> int:
+    """The advisory lock of an installation: the same on every server version."""
     digest = hashlib.sha256(f"cron_ticks migrations {schema}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)
 

@@ -12,7 +12,7 @@ import pytest
 
 from cron_ticks.database import Database, open_database
 from cron_ticks.errors import MigrationError
-from cron_ticks.migrator import known_migrations, migrate, pending_migrations, read_migrations, render_script
+from cron_ticks.migrator import known_migrations, lock_key, migrate, pending_migrations, read_migrations, render_script
 from cron_ticks.settings import Settings
 from support.processes import Processes
 from token_queue import QueueManager
@@ -63,6 +63,17 @@ async def test_processes_at_once_apply_each_migration_once(empty_dsn: str, proce
         rows = await connection.fetch("SELECT number FROM cron_ticks_migrations ORDER BY number")
     assert [row["number"] for row in rows] == [migration.number for migration in known_migrations()]
     print(f"{size} processes called migrate at once: all exited 0, {len(rows)} migration(s) applied once")  # noqa: T201
+
+
+async def test_a_pod_waits_longer_than_a_statement_may_take(empty_dsn: str) -> None:
+    """Another pod's migration may take its time: ours waits for the lock, without the deadline of other statements."""
+    async with connected(empty_dsn) as other, opened(empty_dsn, statement_timeout_seconds=0.2) as database:
+        async with other.transaction():
+            await other.execute("SELECT pg_advisory_xact_lock($1)", lock_key("public"))
+            waiting = asyncio.create_task(migrate(database))
+            await other.execute("SELECT pg_sleep(0.6)")
+            assert not waiting.done()
+        assert await waiting == list(known_migrations())
 
 
 async def test_the_printed_script_does_the_same(empty_dsn: str) -> None:

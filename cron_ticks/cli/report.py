@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from cron_ticks.database import Database
@@ -203,26 +204,19 @@ def report_table(report: Report, *, most: int = 40) -> Table:
     total = f"fired {report.fired}, duplicates {report.duplicates}, missed {report.missed}"
     hidden = len(report.schedules) - most
     caption = total if hidden <= 0 else f"{total}; {hidden} more schedules not shown"
-    table = Table(title="cron-ticks", caption=caption)
-    for heading in ("schedule", "every", "next", "last", "lateness", "fired", "duplicates", "missed"):
-        table.add_column(heading, justify="left" if heading == "schedule" else "right")
+    table = Table(title="cron-ticks", caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("schedule", no_wrap=True)
+    for heading in ("next in", "last ago", "lateness", "fired", "duplicates", "missed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for schedule in report.schedules[:most]:
         lateness = milliseconds(schedule.last_lateness)
         table.add_row(
             schedule.name if schedule.workspace_id is None else f"{schedule.workspace_id}/{schedule.name}",
-            f"{schedule.every.total_seconds():g} s",
-            _in_seconds(schedule.next_at, report.until),
-            _in_seconds(schedule.last_at, report.until),
+            "" if schedule.next_at is None else f"{max(0.0, (schedule.next_at - report.until).total_seconds()):.1f} s",
+            "" if schedule.last_at is None else f"{(report.until - schedule.last_at).total_seconds():.1f} s",
             "" if lateness is None else f"{lateness:.0f} ms",
             str(schedule.fired),
             str(schedule.duplicates),
             str(schedule.missed),
         )
     return table
-
-
-def _in_seconds(instant: datetime | None, now: datetime) -> str:
-    if instant is None:
-        return ""
-    seconds = (instant - now).total_seconds()
-    return f"in {seconds:.1f} s" if seconds >= 0 else f"{-seconds:.1f} s ago"
