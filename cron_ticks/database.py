@@ -5,14 +5,14 @@ transaction pooler may stand between us and the server.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 import asyncpg
 import structlog
 
-from cron_ticks.errors import DatabaseUnavailableError
+from cron_ticks.errors import DatabaseUnavailableError, InvalidInputError
 from cron_ticks.loops import backoff_seconds
 from cron_ticks.settings import Settings
 
@@ -37,6 +37,14 @@ PASSING_ERRORS = (
 )
 
 
+ROLLBACK_SECONDS = 2.0
+
+
+def in_schema(text: str, schema: str) -> str:
+    """The text with `{schema}` replaced; settings allow no quotes in the name."""
+    return text.replace("{schema}", f'"{schema}"')
+
+
 class Database:
     """A pool and the schema that our tables live in. `{schema}` in a statement's text stands for that schema."""
 
@@ -47,9 +55,9 @@ class Database:
         self._texts: dict[str, str] = {}
 
     def sql(self, text: str) -> str:
-        """The statement for this installation's schema (settings allow nothing in its name that needs quoting)."""
+        """The statement for this installation's schema."""
         if text not in self._texts:
-            self._texts[text] = text.replace("{schema}", self.schema)
+            self._texts[text] = in_schema(text, self.schema)
         return self._texts[text]
 
     async def fetch(
@@ -79,6 +87,8 @@ class Database:
     async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
         """`given`, which stays its owner's, or a connection of the pool."""
         if given is not None:
+            if not isinstance(given, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+                raise InvalidInputError("connection", f"must be an asyncpg connection, not {type(given).__name__}")
             yield given
             return
         async with self._pool.acquire(timeout=self._deadline) as acquired:
@@ -95,9 +105,8 @@ class Database:
             try:
                 yield chosen
             except BaseException:
-                # If even that fails, the connection is gone and the transaction with it: the first error tells more.
-                with suppress(*PASSING_ERRORS), anyio.fail_after(self._deadline, shield=True):
-                    await transaction.rollback()
+                if not await _rolled_back(transaction) and given is None:
+                    chosen.terminate()
                 raise
             with anyio.fail_after(self._deadline):
                 await transaction.commit()
@@ -131,6 +140,8 @@ async def _connect(dsn: str, settings: Settings) -> Pool:
         while True:
             try:
                 return await _create_pool(dsn, settings)
+            except asyncpg.ClientConfigurationError as error:
+                raise DatabaseUnavailableError(f"the DSN can't be used: {error}") from error
             except PASSING_ERRORS as error:
                 attempts += 1
                 last_error = error
@@ -146,9 +157,9 @@ async def _connect(dsn: str, settings: Settings) -> Pool:
 
 
 async def _create_pool(dsn: str, settings: Settings) -> Pool:
-    pool = asyncpg.create_pool(
+    pool = await asyncpg.create_pool(
         dsn,
-        min_size=1,
+        min_size=0,
         max_size=settings.pool_max_size,
         timeout=settings.connect_timeout_seconds,
         command_timeout=settings.statement_timeout_seconds,
@@ -156,7 +167,22 @@ async def _create_pool(dsn: str, settings: Settings) -> Pool:
         server_settings={"application_name": "cron_ticks"},
         statement_cache_size=0 if settings.transaction_pooler else 100,
     )
-    return await pool
+    try:
+        async with pool.acquire(timeout=settings.connect_timeout_seconds):
+            return pool
+    except BaseException:
+        pool.terminate()
+        raise
+
+
+async def _rolled_back(transaction: asyncpg.transaction.Transaction) -> bool:
+    """Roll back in a short time, also when cancelled. False: the connection is of no use any more."""
+    try:
+        with anyio.fail_after(ROLLBACK_SECONDS, shield=True):
+            await transaction.rollback()
+    except PASSING_ERRORS:
+        return False
+    return True
 
 
 async def _keep_session(_connection: Connection) -> None:

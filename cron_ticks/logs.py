@@ -2,11 +2,12 @@
 
 The event names are stable: schedule_created, schedule_edited, schedule_deleted, ticks_generated, ticks_fired
 (one line a batch), tick_fired (one line a tick, level debug), occurrences_missed, cleaned_up, message_failed,
-message_dead, service_failed, service_recovered.
+message_dead, claim_lost, worker_started, worker_stopping, worker_stopped, service_failed, service_recovered.
 """
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Literal, TextIO
 
 import structlog
@@ -14,11 +15,30 @@ import structlog
 LogFormat = Literal["auto", "console", "json"]
 
 
+class LineWriter:
+    """Writes each line at once, so that processes which share a pipe don't mix theirs.
+
+    A full disk or a closed pipe loses the line, never the work.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        """Write one line."""
+        with suppress(OSError, ValueError):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
 def configure_logs(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Send every event from `level` up to `stream`, or to standard error as it is at that moment."""
     readable = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
     renderer: list[structlog.types.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # Plain, because tracebacks with the values of variables show passwords.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if readable
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     )
@@ -30,8 +50,7 @@ def configure_logs(level: str = "info", log_format: LogFormat = "auto", stream: 
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        # A line is one write, so that processes which share a pipe don't mix their lines.
-        logger_factory=lambda *_: structlog.WriteLogger(stream or sys.stderr),
+        logger_factory=lambda *_: LineWriter(stream or sys.stderr),
     )
 
 

@@ -126,16 +126,22 @@ class ServiceGroup:
 async def watch_stop_signals(
     stop: Callable[[], None], *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call `stop` at the first SIGINT or SIGTERM; the next one finds the default handlers and ends the process.
+    """Call `stop` at the first SIGINT or SIGTERM; the next one finds the handlers that stood there before.
 
     Started once the handlers stand. Only the main thread gets signals: elsewhere there is nothing to watch.
     """
     if threading.current_thread() is not threading.main_thread():
         task_status.started()
         return
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for received in signals:
-            log.info("signal_received", signal=received.name)
-            stop()
-            return
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in watched}
+    try:
+        with anyio.open_signal_receiver(*watched) as signals:
+            task_status.started()
+            async for received in signals:
+                log.info("signal_received", signal=received.name)
+                stop()
+                return
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -12,7 +12,7 @@ import structlog
 from packaging.version import Version
 
 import cron_ticks
-from cron_ticks.database import Connection, Database
+from cron_ticks.database import Connection, Database, in_schema
 from cron_ticks.errors import MigrationError
 
 log = structlog.get_logger("cron_ticks.migrator")
@@ -28,7 +28,7 @@ SELECT EXISTS (
     SELECT
     FROM pg_catalog.pg_class
     JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE nspname = '{schema}' AND relname = 'cron_ticks_migrations'
+    WHERE nspname = $1 AND relname = 'cron_ticks_migrations'
 )
 """
 
@@ -39,7 +39,13 @@ APPLIED = "SELECT number, name, checksum, oldest_release FROM {schema}.cron_tick
 LOCK = "SELECT pg_advisory_xact_lock($1)"
 
 PREPARE_SCRIPT = """\
-CREATE SCHEMA IF NOT EXISTS {schema};
+DO $$
+BEGIN
+    -- Only where it is missing: even IF NOT EXISTS asks for the right to create schemas in the database.
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA IF NOT EXISTS {schema};
+    END IF;
+END $$;
 CREATE TABLE IF NOT EXISTS {schema}.cron_ticks_migrations (
     number integer PRIMARY KEY,
     name text NOT NULL,
@@ -125,7 +131,7 @@ def render_script(schema: str, *, after: int = 0) -> str:
         PREPARE_SCRIPT,
         *(migration.script for migration in known_migrations() if migration.number > after),
     ]
-    return "\n".join(["BEGIN;", *parts, "COMMIT;"]).replace("{schema}", schema) + "\n"
+    return in_schema("\n".join(["BEGIN;", *parts, "COMMIT;"]), schema) + "\n"
 
 
 async def pending_migrations(
@@ -133,9 +139,14 @@ async def pending_migrations(
 ) -> list[Migration]:
     """What `migrate` would apply; raises if this release is too old for the schema. Changes nothing."""
     async with database.connection(connection) as chosen:
-        if not await database.fetchval(FIND_BOOKKEEPING, connection=chosen):
+        if not await database.fetchval(FIND_BOOKKEEPING, database.schema, connection=chosen):
             return list(known_migrations())
-        applied = await database.fetch(APPLIED, connection=chosen)
+        try:
+            applied = await database.fetch(APPLIED, connection=chosen)
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise MigrationError(
+                f"{error}: grant this role the use of schema {database.schema!r} and of the tables in it"
+            ) from error
     _refuse_if_too_old(applied, release)
     _refuse_if_edited(applied)
     numbers = {row["number"] for row in applied}

@@ -45,17 +45,20 @@ SELECT"""
     + "FROM created"
 )
 
-# A schedule by its name, locked against other edits of it.
-LOCK_SCHEDULE_BY_NAME = (
+# A schedule by its name, and whether its payload is the one given. Read without a lock: declaring what is there
+# already waits for nobody.
+FIND_SCHEDULE = (
     "SELECT"
     + SCHEDULE_COLUMNS
     + """
     , payload = $3::text::jsonb AS same_payload
 FROM {schema}.cron_schedules
 WHERE workspace_id IS NOT DISTINCT FROM $1 AND name = $2
-FOR UPDATE
 """
 )
+
+# The same, locked against other edits of it.
+LOCK_SCHEDULE = FIND_SCHEDULE + "FOR UPDATE"
 
 # The edit itself; the anchor stays, so the phase does.
 UPDATE_SCHEDULE = (
@@ -193,6 +196,14 @@ class FiredTick:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A schedule of the name that is being declared."""
+
+    schedule: Schedule
+    same: bool  # as the definition
+
+
+@dataclass(frozen=True)
 class Saved:
     """What `save_schedule` did."""
 
@@ -216,11 +227,38 @@ class CronRepository:
         now: datetime | None = None,
     ) -> Saved:
         """Create the schedule, or edit it if its definition changed, or leave it alone."""
-        async with self._database.transaction(connection) as chosen:
-            created = await self._create(definition, chosen, now)
-            if created is not None:
-                return Saved(created, "created")
-            return await self._edit(definition, chosen, missed_after, now)
+        saved = None
+        while saved is None:  # each further round means that somebody else has created or deleted it
+            async with self._database.transaction(connection) as chosen:
+                saved = await self._save(definition, chosen, missed_after, now)
+        return saved
+
+    async def _save(
+        self, definition: ScheduleDefinition, connection: Connection, missed_after: timedelta, now: datetime | None
+    ) -> Saved | None:
+        """None if the schedule came or went while we looked."""
+        found = await self._find(FIND_SCHEDULE, definition, connection)
+        if found is None:
+            created = await self._create(definition, connection, now)
+            return None if created is None else Saved(created, "created")
+        if found.same:
+            return Saved(found.schedule, "unchanged")
+        locked = await self._find(LOCK_SCHEDULE, definition, connection)
+        if locked is None:
+            return None
+        if locked.same:
+            return Saved(locked.schedule, "unchanged")
+        return await self._edit(locked.schedule, definition, connection, missed_after, now)
+
+    async def _find(self, statement: str, definition: ScheduleDefinition, connection: Connection) -> Found | None:
+        row = await self._database.fetchrow(
+            statement, definition.workspace_id, definition.name, definition.payload_json, connection=connection
+        )
+        if row is None:
+            return None
+        schedule = _schedule(row)
+        same_rest = (schedule.queue_name, schedule.interval) == (definition.queue_name, definition.interval)
+        return Found(schedule, same=same_rest and row["same_payload"])
 
     async def _create(
         self, definition: ScheduleDefinition, connection: Connection, now: datetime | None
@@ -240,23 +278,12 @@ class CronRepository:
 
     async def _edit(
         self,
+        current: Schedule,
         definition: ScheduleDefinition,
         connection: Connection,
         missed_after: timedelta,
         now: datetime | None,
     ) -> Saved:
-        row = await self._database.fetchrow(
-            LOCK_SCHEDULE_BY_NAME,
-            definition.workspace_id,
-            definition.name,
-            definition.payload_json,
-            connection=connection,
-        )
-        if row is None:
-            raise ScheduleNotFoundError(f"schedule {definition.name!r} was deleted meanwhile: declare it again")
-        current = _schedule(row)
-        if row["same_payload"] and _same(current, definition):
-            return Saved(current, "unchanged")
         cursor = await self._database.fetchval(LOCK_CURSOR, current.id, connection=connection)
         await self._database.fetch(LOCK_TICKS, current.id, connection=connection)
         instant = await self._database.fetchval(CLOCK, now, connection=connection)
@@ -388,10 +415,6 @@ class CronRepository:
 def firing_statement(insert_from_taken: str) -> str:
     """The one statement that fires ticks into a sink."""
     return FIRE_DUE_TICKS.replace("{insert_from_taken}", insert_from_taken)
-
-
-def _same(schedule: Schedule, definition: ScheduleDefinition) -> bool:
-    return schedule.queue_name == definition.queue_name and schedule.interval == definition.interval
 
 
 def _rule(row: asyncpg.Record) -> IntervalRule:

@@ -88,6 +88,13 @@ def check_name(field: str, value: object) -> str:
     return value
 
 
+def check_count(field: str, value: object, *, most: int) -> int:
+    """A whole number from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInputError(field, f"must be a whole number from 1 to {most}, not {value!r}")
+    return value
+
+
 def check_interval(field: str, value: object) -> timedelta:
     """Seconds or a timedelta, from one second up, in whole microseconds."""
     if isinstance(value, bool) or not isinstance(value, int | float | timedelta):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cron_ticks.errors import SettingsError
@@ -17,10 +17,17 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 BatchSize = Annotated[int, Field(ge=1, le=100_000)]
 
 
+def _number(value: object) -> object:
+    """Variables are texts, and a choice of numbers doesn't read them by itself."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 class Settings(BaseSettings):
     """Everything that can be set. `Settings.load()` reports all mistakes at once."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", validate_default=True
+    )
 
     # Where the data is
     dsn: SecretStr | None = Field(
@@ -34,7 +41,9 @@ class Settings(BaseSettings):
     embedded_data_dir: Path | None = Field(
         default=None, description="Folder of the embedded server; default: the user's data directory"
     )
-    embedded_version: Literal[16, 18] = Field(default=18, description="PostgreSQL release of the embedded server")
+    embedded_version: Annotated[Literal[16, 18], BeforeValidator(_number)] = Field(
+        default=18, description="PostgreSQL release of the embedded server"
+    )
     embedded_durable: bool = Field(
         default=True, description="fsync of the embedded server; off only for data that may be lost"
     )
@@ -83,6 +92,13 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: readable on a terminal, JSON otherwise"
     )
+
+    @field_validator("database_schema")
+    @classmethod
+    def _schema_must_be_ours(cls, value: str) -> str:
+        if value.startswith("pg_") or value == "information_schema":
+            raise ValueError("belongs to PostgreSQL itself: choose another name")
+        return value
 
     @field_validator("manager_interval_seconds")
     @classmethod

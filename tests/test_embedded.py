@@ -3,9 +3,12 @@
 import asyncio
 import ctypes
 import os
+import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
@@ -13,6 +16,7 @@ import psutil
 import pytest
 
 import cron_ticks.embedded
+from cron_ticks.cluster import SOCKET_NAME
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer, embedded_server
 from cron_ticks.errors import EmbeddedServerError
 from cron_ticks.settings import Settings
@@ -31,7 +35,7 @@ def own(embedded_folder: Path) -> Iterator[EmbeddedServer]:
 
 
 def postmaster(server: EmbeddedServer) -> psutil.Process:
-    return psutil.Process(int((server.data / "postmaster.pid").read_text().split()[0]))
+    return psutil.Process(int((server.cluster.data / "postmaster.pid").read_text().split()[0]))
 
 
 async def select_one(server: EmbeddedServer) -> None:
@@ -108,7 +112,7 @@ async def test_a_killed_user_does_not_count(own: EmbeddedServer, processes: Proc
 
 
 async def test_it_recovers_after_everything_was_killed(own: EmbeddedServer, processes: Processes) -> None:
-    own.durable = True
+    own.cluster = replace(own.cluster, durable=True)
     user = await start_user(processes, own)
     connection = await asyncpg.connect(own.dsn)
     await connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
@@ -135,7 +139,8 @@ async def test_it_starts_again_where_nobody_reaps_the_dead(own: EmbeddedServer) 
         own.acquire()
         dead = postmaster(own)
         dead.kill()
-        own.revive()
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - dead, and left as it is
+        assert own.revive()
         assert dead.status() == psutil.STATUS_ZOMBIE
         await select_one(own)
         own.release()
@@ -159,15 +164,80 @@ async def test_the_keeper_revives_it(own: EmbeddedServer) -> None:
 
 
 async def test_a_half_made_data_folder_is_made_again(own: EmbeddedServer) -> None:
-    unfinished = own.folder / "server.unfinished"
+    unfinished = own.folder / "unfinished.1234"
     unfinished.mkdir(parents=True)
+    (own.folder / "start.lock").touch()
     (unfinished / "PG_VERSION").write_text("18\n")
     own.acquire()
     await select_one(own)
     assert not unfinished.exists()
 
 
-@pytest.mark.parametrize("name", ["a folder with 'quotes' and blanks", "x" * 120])
+@pytest.mark.skipif(sys.platform != "linux", reason="who has the number is told on Linux alone")
+async def test_it_starts_again_when_its_number_went_to_another_process(own: EmbeddedServer) -> None:
+    """As after a restart of a container that keeps its data."""
+    own.acquire()
+    dead = postmaster(own)
+    dead.kill()
+    dead.wait(timeout=30)
+    for lock_file in (own.cluster.data / "postmaster.pid", own.cluster.socket_folder / f"{SOCKET_NAME}.lock"):
+        rest = lock_file.read_text().partition("\n")[2]
+        lock_file.write_text(f"{os.getpid()}\n{rest}")
+    assert own.revive()
+    await select_one(own)
+
+
+def test_a_server_whose_data_is_gone_is_not_made_again_behind_its_users_back(own: EmbeddedServer) -> None:
+    own.acquire()
+    dead = postmaster(own)
+    dead.kill()
+    dead.wait(timeout=30)
+    shutil.rmtree(own.cluster.data)
+    with pytest.raises(EmbeddedServerError, match="is gone"):
+        own.revive()
+
+
+def test_who_leaves_while_it_starts_leaves_no_server_behind(own: EmbeddedServer) -> None:
+    """The first Ctrl-C comes while a thread is still in acquire()."""
+    own._changing.acquire()
+    starting = threading.Thread(target=own.acquire)
+    leaving = threading.Thread(target=own.release)
+    own._changing.release()
+    starting.start()
+    while not own._changing.locked():
+        pass
+    leaving.start()
+    starting.join()
+    leaving.join()
+    assert own._users is None
+    assert not own.accepts_connections()
+
+
+def test_a_folder_with_other_files_is_refused(own: EmbeddedServer) -> None:
+    own.folder.mkdir(mode=0o755)
+    (own.folder / "thesis.txt").touch()
+    with pytest.raises(EmbeddedServerError, match="holds other files"):
+        own.acquire()
+    assert [path.name for path in own.folder.iterdir()] == ["thesis.txt"]
+    assert own.folder.stat().st_uid == os.geteuid()
+
+
+def test_a_link_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    server = EmbeddedServer(tmp_path / "link", program_folder(18))
+    with pytest.raises(EmbeddedServerError, match="is a link"):
+        server.acquire()
+
+
+def test_the_version_is_compared_even_with_a_running_server(own: EmbeddedServer) -> None:
+    own.acquire()
+    other = EmbeddedServer(own.folder, program_folder(16))
+    with pytest.raises(EmbeddedServerError, match="CRON_TICKS_EMBEDDED_VERSION=18"):
+        other.acquire()
+
+
+@pytest.mark.parametrize("name", ["a folder with 'quotes', \"more\", $HOME and `blanks`", "x" * 120, "日" * 28])
 async def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
     server = EmbeddedServer(tmp_path / name, program_folder(18), durable=False)
     server.acquire()
@@ -178,8 +248,9 @@ async def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
 
 
 def test_data_of_another_version_is_refused_with_what_to_do(own: EmbeddedServer) -> None:
-    own.data.mkdir(parents=True)
-    (own.data / "PG_VERSION").write_text("16\n")
+    own.cluster.data.mkdir(parents=True)
+    (own.folder / "start.lock").touch()
+    (own.cluster.data / "PG_VERSION").write_text("16\n")
     with pytest.raises(EmbeddedServerError, match="CRON_TICKS_EMBEDDED_VERSION=16"):
         own.acquire()
 
@@ -206,7 +277,7 @@ def test_the_default_folder_is_the_users_data_directory(monkeypatch: pytest.Monk
 
 def test_only_its_owner_can_reach_it(own: EmbeddedServer) -> None:
     own.acquire()
-    for folder in (own.socket_folder, own.data):
+    for folder in (own.cluster.socket_folder, own.cluster.data):
         assert folder.stat().st_mode & 0o077 == 0
     if os.geteuid() == 0:
         assert postmaster(own).username() == "nobody"

@@ -3,6 +3,8 @@
 import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import structlog
@@ -50,6 +52,29 @@ def test_an_application_that_configures_structlog_keeps_its_way() -> None:
     log.info("below_the_applications_level")
     log.warning("above_it")
     assert json.loads(stream.getvalue())["event"] == "above_it"
+
+
+def test_tracebacks_do_not_show_variables() -> None:
+    stream = Terminal()
+    configure_logs(stream=stream)
+
+    def fail(password: str) -> None:
+        raise ValueError(f"broken, {len(password)} characters")
+
+    try:
+        fail("open sesame")
+    except ValueError:
+        structlog.get_logger("test_traceback").warning("service_failed", exc_info=True)
+    assert "broken, 11 characters" in stream.getvalue()
+    assert "open sesame" not in stream.getvalue().replace('fail("open sesame")', "")
+
+
+def test_a_full_disk_loses_lines_and_not_the_work() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        configure_logs(stream=full)
+        structlog.get_logger("test_full").warning("service_failed")
+        with suppress(OSError):
+            full.close()
 
 
 def test_format_and_level_can_be_forced() -> None:

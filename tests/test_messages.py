@@ -1,5 +1,7 @@
 """Messages: claimed by one worker, completed, retried, buried, given back."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -80,7 +82,7 @@ async def test_a_handler_gets_its_message_and_completes_it(database: Database, c
         await ticker.run_once()
     assert [(message.id, message.payload, message.attempt) for message in seen] == [(message_id, {"n": 1}, 1)]
     assert (await state(connection, message_id))["completed"]
-    assert ticker.in_flight == set()
+    assert ticker.in_flight == []
     for untouched in (later, unhandled):
         assert (await state(connection, untouched))["attempts"] == 0
 
@@ -141,6 +143,138 @@ async def test_a_cancelled_handler_gives_its_message_back(database: Database, co
     assert given_back["wait"] <= timedelta(0)
 
 
+async def test_a_cancellation_that_a_handler_lets_out_is_its_failure(database: Database, connection: Any) -> None:
+    """Somebody else's, as from awaiting a task that was cancelled: it must not end the worker."""
+    handlers = Handlers()
+
+    async def handle(_: Message) -> None:
+        raise asyncio.CancelledError("some other task's")
+
+    handlers.register("queue", handle)
+    message_id = await insert_message(connection)
+    async with ticker_with(database, handlers) as ticker:
+        await ticker.run_once()
+    failed = await state(connection, message_id)
+    assert (failed["attempts"], failed["last_error"]) == (1, "CancelledError: some other task's")
+
+
+async def test_any_error_text_can_be_kept(database: Database, connection: Any) -> None:
+    handlers = Handlers()
+
+    async def handle(_: Message) -> None:
+        raise ValueError("nul \0, surrogate \ud800" + "x" * 20_000)
+
+    handlers.register("queue", handle)
+    message_id = await insert_message(connection)
+    async with ticker_with(database, handlers) as ticker:
+        await ticker.run_once()
+    failed = await state(connection, message_id)
+    assert failed["last_error"].startswith("ValueError: nul \N{REPLACEMENT CHARACTER}, surrogate ?")
+    assert len(failed["last_error"]) == 10_000
+
+
+async def test_an_outcome_that_the_database_refuses_does_not_hold_the_worker(
+    database: Database, connection: Any
+) -> None:
+    handlers = Handlers()
+
+    async def handle(_: Message) -> None: ...
+
+    handlers.register("queue", handle)
+    message_id = await insert_message(connection)
+    await connection.execute("ALTER TABLE queue_messages ADD CONSTRAINT refuse CHECK (completed_at IS NULL)")
+    with capture_logs() as logs:
+        async with ticker_with(database, handlers) as ticker:
+            await ticker.run_once()
+    assert [entry["event"] for entry in logs] == ["outcome_refused"]
+    assert (await state(connection, message_id))["attempts"] == 1
+
+
+async def test_a_process_does_not_take_its_own_message_twice(database: Database, connection: Any) -> None:
+    """Its claim ran out, as after an outage, while the handler still runs."""
+    started, gate = 0, anyio.Event()
+    handlers = Handlers()
+
+    async def handle(_: Message) -> None:
+        nonlocal started
+        started += 1
+        await gate.wait()
+
+    handlers.register("queue", handle)
+    message_id = await insert_message(connection)
+    async with ticker_with(database, handlers) as ticker:
+        for _ in range(3):
+            await ticker.run_once()
+            await connection.execute("UPDATE queue_messages SET process_after = statement_timestamp()")
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert started == 1
+    assert (await state(connection, message_id))["completed"]
+
+
+async def test_a_handler_whose_message_was_taken_over_is_ended(
+    database: Database, settings: Settings, connection: Any
+) -> None:
+    begun, ended = anyio.Event(), False
+    handlers = Handlers()
+
+    async def handle(_: Message) -> None:
+        nonlocal ended
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended = True
+
+    handlers.register("queue", handle)
+    message_id = await insert_message(connection)
+    queue = QueueRepository(database, "ticker_me")
+    async with ticker_with(database, handlers) as ticker:
+        await ticker.run_once()
+        await begun.wait()
+        instant = await connection.fetchval("SELECT statement_timestamp() + interval '11 seconds'")
+        [taken_over] = await QueueRepository(database, "ticker_other").claim(
+            ["queue"], limit=1, lease=LEASE, now=instant
+        )
+        await ClaimRenewal(ticker, queue, settings).run_once()
+    assert ended
+    assert (await state(connection, message_id))["claimed_by"] == "ticker_other"
+    assert taken_over.attempt == 2
+
+
+async def test_a_later_attempt_of_the_same_worker_is_another_claim(database: Database, connection: Any) -> None:
+    await insert_message(connection)
+    repository = QueueRepository(database, "ticker_me")
+    [first] = await repository.claim(["queue"], limit=1, lease=timedelta(0))
+    [second] = await repository.claim(["queue"], limit=1, lease=LEASE)
+    assert not await repository.complete(first)
+    assert not await repository.release(first)
+    assert await repository.complete(second)
+
+
+async def test_work_that_ends_after_the_grace_is_still_written(database: Database, connection: Any) -> None:
+    """A thread can't be cancelled: when it is through, its message is done and must not run again."""
+    begun, go_on = anyio.Event(), threading.Event()
+    handlers = Handlers()
+
+    def work() -> None:
+        anyio.from_thread.run_sync(begun.set)
+        go_on.wait()
+
+    async def handle(_: Message) -> None:
+        await anyio.to_thread.run_sync(work)
+
+    handlers.register("queue", handle)
+    message_id = await insert_message(connection)
+    with anyio.CancelScope() as scope:
+        async with ticker_with(database, handlers) as ticker:
+            await ticker.run_once()
+            await begun.wait()
+            scope.cancel()
+            go_on.set()
+    assert (await state(connection, message_id))["completed"]
+
+
 async def test_concurrency_is_bounded(database: Database, connection: Any) -> None:
     running, most = 0, 0
     gate = anyio.Event()
@@ -175,7 +309,7 @@ async def test_only_the_claims_owner_can_end_a_message(database: Database, conne
     assert (taken_over.id, taken_over.attempt) == (message_id, 2)
     assert not await first.complete(claimed)
     assert not await first.fail(claimed, "late", max_attempts=3, retry_in=LEASE)
-    assert await first.renew([message_id], lease=LEASE) == set()
+    assert await first.renew([claimed], lease=LEASE) == set()
     assert await second.complete(taken_over)
     assert not await second.complete(taken_over)
 

@@ -86,7 +86,8 @@ async def test_the_printed_script_does_the_same(empty_dsn: str) -> None:
 
 async def test_the_script_can_start_after_what_is_applied() -> None:
     last = known_migrations()[-1].number
-    assert "CREATE TABLE public.cron_schedules" not in render_script("public", after=last)
+    assert 'CREATE TABLE "public".cron_schedules' in render_script("public")
+    assert 'CREATE TABLE "public".cron_schedules' not in render_script("public", after=last)
 
 
 async def test_an_older_release_is_refused(dsn: str) -> None:
@@ -157,6 +158,38 @@ async def test_a_role_without_rights_may_work_with_a_finished_schema(dsn: str) -
         finally:
             await connection.execute(f"DROP OWNED BY {role}")
             await connection.execute(f"DROP ROLE {role}")
+
+
+async def test_a_role_that_owns_its_schema_needs_no_rights_on_the_database(empty_dsn: str) -> None:
+    role = "owner_" + hashlib.sha256(empty_dsn.encode()).hexdigest()[:8]
+    async with connected(empty_dsn) as connection:
+        await connection.execute(f"CREATE ROLE {role} LOGIN")
+        await connection.execute(f"CREATE SCHEMA app AUTHORIZATION {role}")
+        try:
+            async with opened(empty_dsn.replace("postgres@", f"{role}@"), database_schema="app") as database:
+                assert await migrate(database) == list(known_migrations())
+        finally:
+            await connection.execute(f"DROP OWNED BY {role} CASCADE")
+            await connection.execute(f"DROP ROLE {role}")
+
+
+async def test_a_role_that_may_not_read_is_told_what_to_do(dsn: str) -> None:
+    role = "blind_" + hashlib.sha256(dsn.encode()).hexdigest()[:8]
+    async with connected(dsn) as connection:
+        await connection.execute(f"CREATE ROLE {role} LOGIN")
+        try:
+            async with opened(dsn.replace("postgres@", f"{role}@")) as database:
+                with pytest.raises(MigrationError, match="grant this role"):
+                    await pending_migrations(database)
+        finally:
+            await connection.execute(f"DROP ROLE {role}")
+
+
+async def test_a_schema_named_like_a_word_of_sql_works(empty_dsn: str) -> None:
+    settings = Settings.load(dsn=empty_dsn, database_schema="order")
+    async with QueueManager(settings=settings) as manager:
+        made = await manager.schedule("queue", every=5)
+        assert await manager.list_schedules() == [made]
 
 
 async def test_two_installations_in_one_database_do_not_meet(empty_dsn: str) -> None:

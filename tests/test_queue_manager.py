@@ -1,5 +1,7 @@
 """QueueManager: opening, running, stopping."""
 
+import signal
+from functools import partial
 from typing import Any
 
 import anyio
@@ -135,6 +137,23 @@ async def test_it_can_be_opened_and_run_again(dsn: str) -> None:
             manager.stop()
 
 
+async def test_an_applications_signal_handlers_are_left_or_put_back(dsn: str) -> None:
+    def mine(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        for handle_signals in (True, False):
+            manager = QueueManager(dsn)
+            async with manager, anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(manager.run, handle_signals=handle_signals))
+                await anyio.wait_all_tasks_blocked()
+                assert (signal.getsignal(signal.SIGTERM) is mine) is not handle_signals
+                manager.stop()
+            assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 async def test_dsn_and_pool_exclude_each_other(dsn: str) -> None:
     async with asyncpg.create_pool(dsn, min_size=0) as pool:
         with pytest.raises(InvalidInputError, match="not both"):
@@ -145,7 +164,7 @@ async def test_dsn_and_pool_exclude_each_other(dsn: str) -> None:
     ("address", "says"),
     [
         ("postgresql://nobody@127.0.0.1:1/none", "no answer from PostgreSQL within 0.5 s"),
-        ("not a dsn", "Check the DSN"),
+        ("not a dsn", "the DSN can't be used: invalid DSN"),
     ],
 )
 async def test_an_unreachable_server_is_said_so(address: str, says: str) -> None:

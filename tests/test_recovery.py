@@ -57,7 +57,7 @@ async def test_workers_go_on_after_the_server_crashed(tmp_path: Path, processes:
             schedule = await manager.schedule("queue", every=1)
             worker = await start_worker(processes, server.dsn)
             await worker.wait_for("handled", times=3)
-            postmaster = psutil.Process(int((server.data / "postmaster.pid").read_text().split()[0]))
+            postmaster = psutil.Process(int((server.cluster.data / "postmaster.pid").read_text().split()[0]))
             postmaster.send_signal(signal.SIGQUIT)
             postmaster.wait(timeout=30)
             await worker.wait_for("service_failed")
@@ -99,7 +99,39 @@ async def test_the_grace_is_bounded_and_the_message_is_given_back(
     assert tuple(row) == (None, 0, None)
 
 
-async def test_a_second_signal_ends_the_process_at_once(dsn: str, processes: Processes) -> None:
+async def test_stopping_is_clean_even_while_the_server_is_away(tmp_path: Path, processes: Processes) -> None:
+    server = EmbeddedServer(tmp_path / "data", program_folder(18), durable=False)
+    server.acquire()
+    try:
+        async with QueueManager(server.dsn) as manager:
+            await manager.schedule("queue", every=3600, payload={"seconds": 3600})
+        worker = await start_worker(processes, server.dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
+        await worker.wait_for("handling")
+        server.cluster.stop()
+        await worker.wait_for("service_failed")
+        worker.send(signal.SIGTERM)
+        assert await worker.wait() == 0
+        assert worker.events[-1]["event"] == "worker_stopped"
+    finally:
+        server.release()
+
+
+async def test_sigterm_while_starting_gives_back_what_was_begun(embedded_folder: Path, processes: Processes) -> None:
+    """Whenever it comes: no server without a user is left behind."""
+    server = EmbeddedServer(embedded_folder, program_folder(18))
+    worker = await processes.cron_ticks(
+        "worker",
+        "--app",
+        "support.apps:quick",
+        environment={"CRON_TICKS_EMBEDDED_DATA_DIR": str(embedded_folder), "PYTHONPATH": str(TESTS)},
+    )
+    await worker.wait_for("embedded_server_started")
+    worker.send(signal.SIGTERM)
+    assert await worker.wait() in {0, 130}
+    assert not server.accepts_connections()
+
+
+async def test_a_second_signal_ends_the_grace(dsn: str, processes: Processes, connection: Any) -> None:
     async with QueueManager(dsn) as manager:
         await manager.schedule("queue", every=3600, payload={"seconds": 3600})
     worker = await start_worker(processes, dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="3600")
@@ -107,7 +139,9 @@ async def test_a_second_signal_ends_the_process_at_once(dsn: str, processes: Pro
     worker.send(signal.SIGTERM)
     await worker.wait_for("worker_stopping")
     worker.send(signal.SIGTERM)
-    assert await worker.wait() == -signal.SIGTERM
+    assert await worker.wait() == 130
+    row = await connection.fetchrow("SELECT claimed_by, attempts, completed_at FROM queue_messages")
+    assert tuple(row) == (None, 0, None)
 
 
 async def test_a_worker_waits_for_a_server_that_starts_later(tmp_path: Path, processes: Processes) -> None:

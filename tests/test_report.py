@@ -58,10 +58,10 @@ async def test_a_message_put_in_twice_is_a_duplicate(database: Database, setting
     assert report.problem == "1 duplicate(s), 0 missed"
 
 
-async def test_nothing_fired_is_a_problem_when_something_is_due(database: Database, settings: Settings) -> None:
+async def test_what_is_due_for_a_long_time_and_not_fired_is_a_problem(database: Database, settings: Settings) -> None:
     repository = CronRepository(database)
-    since = await database_clock(database) - timedelta(seconds=5)
-    definition = define_schedule("queue", every=2)
+    since = await database_clock(database) - timedelta(seconds=15)
+    definition = define_schedule("queue", every=6)
     await repository.save_schedule(definition, missed_after=timedelta(minutes=1), now=since)
     without_ticks = await read_report(database, since)
     assert without_ticks.waiting == 3
@@ -69,7 +69,18 @@ async def test_nothing_fired_is_a_problem_when_something_is_due(database: Databa
     with_ticks = await read_report(database, since)
     assert (with_ticks.waiting, with_ticks.missed) == (3, 0)
     assert with_ticks.problem is not None
-    assert "3 occurrence(s) are due" in with_ticks.problem
+    assert "3 occurrence(s) are due and not fired, the oldest for 15 s" in with_ticks.problem
+    assert without_ticks.problem == with_ticks.problem
+
+
+async def test_what_is_due_since_a_moment_is_no_problem(database: Database) -> None:
+    """A run that was stopped in its first second, say."""
+    since = await database_clock(database) - timedelta(seconds=2)
+    definition = define_schedule("queue", every=1)
+    await CronRepository(database).save_schedule(definition, missed_after=timedelta(minutes=1), now=since)
+    report = await read_report(database, since)
+    assert (report.fired, report.problem) == (0, None)
+    assert report.waiting == 3
 
 
 async def test_what_was_before_the_start_does_not_count(database: Database, settings: Settings) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
@@ -130,6 +132,51 @@ async def test_an_edit_keeps_overdue_occurrences_that_nobody_has_made(
     assert await cursor_of(connection, saved.schedule.id) == START + timedelta(seconds=42)
 
 
+async def test_declaring_what_is_there_waits_for_nobody(settings: Settings, connection: Any) -> None:
+    """Another transaction has the schedule locked; a declaration that changes nothing doesn't mind."""
+    quick = Settings.load(dsn=settings.dsn, statement_timeout_seconds=2)
+    async with QueueManager(settings=quick) as manager:
+        made = await manager.schedule("queue", every=5)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM cron_schedules FOR UPDATE")
+            assert await manager.schedule("queue", every=5) == made
+
+
+async def test_declaring_while_others_delete_always_ends_with_a_schedule(
+    repository: CronRepository, manager: QueueManager
+) -> None:
+    async def declare() -> None:
+        for number in range(30):
+            await manager.schedule("queue", every=5, payload={"n": number})
+
+    async def delete() -> None:
+        for _ in range(60):
+            for schedule in await repository.list_schedules():
+                with suppress(ScheduleNotFoundError):
+                    await repository.delete_schedule(schedule.id)
+
+    await asyncio.gather(declare(), delete(), declare())
+
+
+async def test_a_cancelled_edit_in_a_callers_transaction_is_whole_or_nothing(
+    manager: QueueManager, connection: Any
+) -> None:
+    made = await manager.schedule("queue", every=5)
+    outcomes = set()
+    delays = [number * 0.0002 for number in range(50)] + [60]
+    for number, delay in enumerate(delays):
+        async with connection.transaction():
+            with anyio.move_on_after(delay) as scope:
+                every = 7 if number % 2 else 5
+                await manager.schedule("queue", every=every, payload={"n": number}, connection=connection)
+        outcomes.add(scope.cancelled_caught)
+        schedule = await manager.get_schedule(made.id)
+        cursor = await cursor_of(connection, made.id)
+        assert schedule.rule.occurrence_at_or_after(cursor) == cursor
+        assert scope.cancelled_caught or schedule.payload == {"n": number}
+    assert outcomes == {True, False}
+
+
 async def test_a_changed_payload_or_queue_is_an_edit(repository: CronRepository) -> None:
     await save(repository, now=START)
     assert (await save(repository, now=START, payload={"n": 1})).change == "edited"
@@ -155,8 +202,14 @@ async def test_what_does_not_exist_is_said_so(manager: QueueManager) -> None:
 async def test_bad_input_writes_nothing(manager: QueueManager, connection: Any) -> None:
     with pytest.raises(InvalidInputError, match="every"):
         await manager.schedule("queue", every=0)
-    with pytest.raises(InvalidInputError, match="limit"):
-        await manager.list_schedules(limit=0)
+    for limit in (0, 10**30, "5", True):
+        with pytest.raises(InvalidInputError, match="limit"):
+            await manager.list_schedules(limit=limit)  # type: ignore[arg-type]
+    for wrong in (5, "a\0b", ""):
+        with pytest.raises(InvalidInputError, match="schedule_id"):
+            await manager.get_schedule(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="connection: must be an asyncpg connection, not str"):
+        await manager.schedule("queue", every=5, connection="pool")  # type: ignore[arg-type]
     assert await connection.fetchval("SELECT count(*) FROM cron_schedules") == 0
 
 

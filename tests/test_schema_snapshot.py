@@ -13,7 +13,7 @@ HEADER = "-- The schema that the migrations make. Written by `make schema-snapsh
 
 
 def dump(server: TestServer, dsn: str) -> str:
-    program = str(server.embedded.bin_folder / "pg_dump")
+    program = str(server.embedded.cluster.bin_folder / "pg_dump")
     command = [program, "--schema-only", "--no-owner", "--no-privileges", "--dbname", dsn]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     kept = [line for line in text.splitlines() if not re.match(r"--|SET |SELECT pg_catalog|\\(un)?restrict|$", line)]

@@ -32,6 +32,23 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.embedded_data_dir == Path("some/where")
 
 
+def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the text of its default; version 16 and the like are read as the numbers that they are."""
+    defaults = Settings.load()
+    values = {name: value for name, value in defaults.model_dump().items() if value is not None}
+    for name, value in values.items():
+        monkeypatch.setenv(f"CRON_TICKS_{name.upper()}", str(value))
+    monkeypatch.setenv("CRON_TICKS_EMBEDDED_VERSION", "16")
+    assert Settings.load().model_dump() == defaults.model_dump() | {"embedded_version": 16}
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"CRON_TICKS_{name.upper()}", "")
+    settings = Settings.load()
+    assert (settings.dsn, settings.embedded_data_dir, settings.lookahead_seconds) == (None, None, 60)
+
+
 def test_every_mistake_is_reported_at_once_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRON_TICKS_LOOKAHEAD_SECONDS", "soon")
     monkeypatch.setenv("CRON_TICKS_LEASE_SECONDS", "-1")
@@ -61,6 +78,8 @@ def test_every_mistake_is_reported_at_once_with_its_variable(monkeypatch: pytest
         ("LOOKAHEAD_SECONDS", "nan", "finite"),
         ("EMBEDDED_VERSION", "9", "16 or 18"),
         ("LOG_LEVEL", "loud", "debug"),
+        ("DATABASE_SCHEMA", "pg_mine", "belongs to PostgreSQL"),
+        ("DATABASE_SCHEMA", "information_schema", "belongs to PostgreSQL"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused(

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ def main(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """A distributed cron on PostgreSQL."""
+    # Until a worker stands and listens itself, SIGTERM unwinds like Ctrl-C: what was begun is given back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if version:
         typer.echo(cron_ticks.__version__)
         raise typer.Exit
@@ -140,7 +143,7 @@ def up(
     """Bring everything up on this machine and watch it fire.
 
     With no schedules in the database, a few examples are declared. Exits 1 if an occurrence was missed or fired twice,
-    or if nothing fired although something was due.
+    or if something has been due for long and is not fired.
     """
     live = sys.stdout.isatty() and not as_json
     console = Console(width=None if live else REPORT_WIDTH)

@@ -36,7 +36,8 @@ SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
                 WHERE tick.schedule_id = schedule.id AND tick.scheduled_for = expected.occurrence)
     ) AS missed,
     pending.due + greatest(0, ceil(extract(epoch FROM statement_timestamp() - cursor.next_tick_needed_at) * 1000000
-        / schedule.interval_us)::bigint) AS waiting
+        / schedule.interval_us)::bigint) AS waiting,
+    statement_timestamp() - least(pending.next_at, cursor.next_tick_needed_at) AS oldest_wait
 FROM {schema}.cron_schedules AS schedule
 JOIN {schema}.cron_schedule_cursors AS cursor ON cursor.schedule_id = schedule.id
 CROSS JOIN LATERAL (
@@ -71,6 +72,9 @@ ORDER BY 1
 """
 
 
+LONGEST_WAIT = timedelta(seconds=10)  # far beyond the ticker's pause and a worker's start
+
+
 @dataclass(frozen=True)
 class ScheduleReport:
     """One schedule since the report's start."""
@@ -87,6 +91,7 @@ class ScheduleReport:
     duplicates: int
     missed: int
     waiting: int
+    oldest_wait: timedelta
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: seconds, milliseconds and ISO times."""
@@ -145,8 +150,12 @@ class Report:
         """Why this is not what was promised, if it is not."""
         if self.duplicates or self.missed:
             return f"{self.duplicates} duplicate(s), {self.missed} missed"
-        if self.waiting and not self.fired:
-            return f"nothing was fired although {self.waiting} occurrence(s) are due: look at the workers' log"
+        oldest = max((schedule.oldest_wait for schedule in self.schedules), default=timedelta(0))
+        if oldest > LONGEST_WAIT:
+            return (
+                f"{self.waiting} occurrence(s) are due and not fired, the oldest for {oldest.total_seconds():.0f} s: "
+                "look at the workers' log"
+            )
         return None
 
     def as_json(self) -> dict[str, Any]:
@@ -188,6 +197,7 @@ async def read_report(database: Database, since: datetime) -> Report:
             duplicates=row["duplicates"],
             missed=row["missed"],
             waiting=row["waiting"],
+            oldest_wait=max(timedelta(0), row["oldest_wait"]),
         )
         for row in rows
     )

@@ -16,6 +16,7 @@ from rich.live import Live
 from cron_ticks.cli.example import declare_examples
 from cron_ticks.cli.report import Report, database_clock, read_report, report_table
 from cron_ticks.database import PASSING_ERRORS, Database
+from cron_ticks.embedded import EmbeddedKeeper
 from cron_ticks.loops import ServiceGroup, backoff_seconds, watch_stop_signals
 from token_queue import QueueManager
 
@@ -87,6 +88,17 @@ async def run_up(
     queue_manager: QueueManager, options: UpOptions, console: Console, worker_log: IO[str] | None
 ) -> Report:
     """Run workers until the time is over or a signal comes; the report is read after they have stopped."""
+    async with anyio.create_task_group() as support_tasks:
+        if queue_manager.embedded is not None:
+            ServiceGroup(support_tasks).start(EmbeddedKeeper(queue_manager.embedded))
+        report = await _run_workers(queue_manager, options, console, worker_log)
+        support_tasks.cancel_scope.cancel()
+    return report
+
+
+async def _run_workers(
+    queue_manager: QueueManager, options: UpOptions, console: Console, worker_log: IO[str] | None
+) -> Report:
     database = queue_manager.database
     since = await database_clock(database)
     if options.app == EXAMPLE_APP and not await queue_manager.list_schedules(limit=1):

@@ -16,12 +16,14 @@ from cron_ticks.logs import configure_logs_unless_done
 from cron_ticks.loops import ServiceHealth
 from cron_ticks.migrator import migrate, pending_migrations
 from cron_ticks.repository import CronRepository
-from cron_ticks.schedules import Schedule, define_schedule
+from cron_ticks.schedules import Schedule, check_count, check_name, define_schedule
 from cron_ticks.settings import Settings
 from token_queue.handlers import Handlers, HandlerT
 from token_queue.worker import Worker
 
 log = structlog.get_logger("token_queue.queue_manager")
+
+LARGEST_PAGE = 10_000
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class QueueManager:
         return self._opened
 
     @property
+    def embedded(self) -> EmbeddedServer | None:
+        """The embedded server, if that is what we use."""
+        return self._open.embedded
+
+    @property
     def database(self) -> Database:
         """The open database, for tools that read beside the manager."""
         return self._open.database
@@ -115,7 +122,7 @@ class QueueManager:
         missed_after = timedelta(seconds=self.settings.missed_after_seconds)
         saved = await self._open.cron.save_schedule(definition, missed_after=missed_after, connection=connection)
         if saved.change != "unchanged":
-            _log_schedule(f"schedule_{saved.change}", saved.schedule)
+            _log_schedule(f"schedule_{saved.change}", saved.schedule, connection)
             if saved.missed:
                 log.warning("occurrences_missed", schedule_id=saved.schedule.id, missed=saved.missed)
             if self._worker is not None:
@@ -124,6 +131,7 @@ class QueueManager:
 
     async def get_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> Schedule:
         """The schedule of this id; ScheduleNotFoundError if there is none."""
+        check_name("schedule_id", schedule_id)
         return await self._open.cron.get_schedule(schedule_id, connection=connection)
 
     async def list_schedules(
@@ -135,32 +143,39 @@ class QueueManager:
         connection: Connection | None = None,
     ) -> list[Schedule]:
         """A page of schedules, of one workspace or of all; `after_id` is the last id of the page before."""
-        if limit < 1:
-            raise InvalidInputError("limit", f"must be at least 1, not {limit}")
+        check_count("limit", limit, most=LARGEST_PAGE)
+        if workspace_id is not None:
+            check_name("workspace_id", workspace_id)
+        if after_id != "":
+            check_name("after_id", after_id)
         return await self._open.cron.list_schedules(
             workspace_id=workspace_id, after_id=after_id, limit=limit, connection=connection
         )
 
     async def delete_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> None:
         """Remove a schedule with its pending ticks; messages already sent stay."""
-        _log_schedule("schedule_deleted", await self._open.cron.delete_schedule(schedule_id, connection=connection))
+        check_name("schedule_id", schedule_id)
+        deleted = await self._open.cron.delete_schedule(schedule_id, connection=connection)
+        _log_schedule("schedule_deleted", deleted, connection)
 
     def stop(self) -> None:
         """Ask `run()` to end, as SIGTERM does."""
         if self._worker is not None:
             self._worker.stop()
 
-    async def run(self) -> None:
+    async def run(self, *, handle_signals: bool = True) -> None:
         """Make ticks, fire them and handle messages until cancelled, stopped, or told to by SIGTERM or SIGINT.
 
         Then nothing new is begun, running handlers may finish within the grace, and what is left is given back.
+        An application that has signal handlers of its own, or several managers in one process, sets
+        `handle_signals=False` and calls `stop()`.
         """
         if self._worker is not None:
             raise CronTicksError("this QueueManager runs already: run() is called once at a time")
         opened = self._open
         self._worker = Worker(opened.database, opened.cron, self._handlers, self.settings, opened.embedded)
         try:
-            await self._worker.run()
+            await self._worker.run(handle_signals=handle_signals)
         finally:
             self._worker = None
 
@@ -182,9 +197,11 @@ async def _prepare_schema(database: Database, settings: Settings) -> None:
         )
 
 
-def _log_schedule(event: str, schedule: Schedule) -> None:
+def _log_schedule(event: str, schedule: Schedule, connection: Connection | None) -> None:
+    """In a caller's transaction the event says so: it holds only if the caller commits."""
     log.info(
         event,
+        in_callers_transaction=connection is not None,
         schedule_id=schedule.id,
         name=schedule.name,
         workspace_id=schedule.workspace_id,

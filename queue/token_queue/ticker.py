@@ -1,13 +1,15 @@
 """The message ticker: every 100 ms it fires due ticks and hands due messages to their handlers."""
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from datetime import timedelta
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from cron_ticks.database import PASSING_ERRORS
 from cron_ticks.loops import Pause, backoff_seconds
 from cron_ticks.repository import CronRepository, FiredTick
 from cron_ticks.settings import Settings
@@ -19,7 +21,18 @@ log = structlog.get_logger("token_queue.ticker")
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 300.0
-RELEASE_SECONDS = 2.0
+LAST_WORDS_SECONDS = 2.0
+
+
+Outcome = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A message and the scope in which its handler runs."""
+
+    message: Message
+    handling: anyio.CancelScope
 
 
 class MessageTicker:
@@ -47,13 +60,27 @@ class MessageTicker:
         self._pause = pause
         self._sink = QueueSink()
         self._lease = timedelta(seconds=settings.lease_seconds)
-        self.in_flight: set[str] = set()
+        self._in_flight: dict[str, InFlight] = {}
+
+    @property
+    def in_flight(self) -> list[Message]:
+        """The messages whose handlers run."""
+        return [entry.message for entry in self._in_flight.values()]
 
     async def run_once(self) -> float:
         """Fire what is due, then claim as many messages as there is room for."""
         await self._fire_due_ticks()
-        await self._start_messages()
+        if not self._pause.stopping:
+            await self._start_messages()
         return self._settings.ticker_interval_ms / 1000
+
+    def abandon(self, messages: Collection[Message]) -> None:
+        """End the handlers of messages that were taken over by another process."""
+        for message in messages:
+            entry = self._in_flight.get(message.id)
+            if entry is not None and entry.message == message:
+                log.warning("claim_lost", message_id=message.id, queue=message.queue_name)
+                entry.handling.cancel()
 
     async def _fire_due_ticks(self) -> None:
         limit = self._settings.ticker_batch_size
@@ -69,31 +96,40 @@ class MessageTicker:
         queues = self._handlers.queues()
         if room <= 0 or not queues:
             return
-        messages = await self._queue.claim(queues, limit=room, lease=self._lease)
+        messages = await self._queue.claim(queues, limit=room, lease=self._lease, except_ids=self._in_flight)
         for message in messages:
-            self.in_flight.add(message.id)
-            self._tasks.start_soon(self._process, message)
+            self._in_flight[message.id] = InFlight(message, anyio.CancelScope())
+            self._tasks.start_soon(self._process, self._in_flight[message.id])
 
-    async def _process(self, message: Message) -> None:
+    async def _process(self, entry: InFlight) -> None:
+        message = entry.message
         try:
-            if message.attempt > self._settings.message_max_attempts:
-                await self._settle(message, self._failure(message, "its workers died before they could end it"))
-                return
-            try:
-                await self._handlers.handle(message)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is the message's outcome
-                await self._settle(message, self._failure(message, f"{type(error).__name__}: {error}"))
-            else:
-                await self._settle(message, lambda: self._queue.complete(message))
-        except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(RELEASE_SECONDS, shield=True):
-                await self._queue.release([message.id])
-            raise
+            write = await self._handle(entry)
+            if write is not None:
+                await self._settle(message, write)
         finally:
-            self.in_flight.discard(message.id)
+            del self._in_flight[message.id]
             self._pause.wake()
 
-    def _failure(self, message: Message, error: str) -> Callable[[], Awaitable[bool]]:
+    async def _handle(self, entry: InFlight) -> Outcome | None:
+        """Run the handler; what to write of it, or None if the message is no longer ours or was given back."""
+        message = entry.message
+        if message.attempt > self._settings.message_max_attempts:
+            return self._failure(message, "its workers died before they could end it")
+        try:
+            with entry.handling:
+                await self._handlers.handle(message)
+                return lambda: self._queue.complete(message)
+        except anyio.get_cancelled_exc_class() as error:
+            if not _stopping():  # the handler let out a cancellation of something else
+                return self._failure(message, f"{type(error).__name__}: {error}")
+            await self._last_words(message, lambda: self._queue.release(message))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the message's outcome
+            return self._failure(message, f"{type(error).__name__}: {error}")
+        return None
+
+    def _failure(self, message: Message, error: str) -> Outcome:
         dead = message.attempt >= self._settings.message_max_attempts
         log.warning(
             "message_dead" if dead else "message_failed",
@@ -109,20 +145,33 @@ class MessageTicker:
             retry_in=timedelta(seconds=retry_seconds(message.attempt)),
         )
 
-    async def _settle(self, message: Message, write: Callable[[], Awaitable[bool]]) -> None:
+    async def _settle(self, message: Message, write: Outcome) -> None:
         """Write the outcome, trying again while the server is away: the work is done and must not be done twice."""
         attempts = 0
-        while True:
-            try:
-                ours = await write()
-            except Exception as error:  # noqa: BLE001 - tried again until written, taken over or stopped
+        try:
+            while not await self._written(message, write):
                 attempts += 1
-                log.warning("outcome_not_written", message_id=message.id, error=str(error), attempts=attempts)
                 await anyio.sleep(backoff_seconds(attempts))
-            else:
-                if not ours:
-                    log.warning("claim_lost", message_id=message.id, queue=message.queue_name)
-                return
+        except anyio.get_cancelled_exc_class():
+            await self._last_words(message, write)
+            raise
+
+    async def _last_words(self, message: Message, write: Outcome) -> None:
+        """One more try in the short time that a process has after its grace; else the claim runs out by itself."""
+        with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True):
+            await self._written(message, write)
+
+    async def _written(self, message: Message, write: Outcome) -> bool:
+        """False if it is worth another try."""
+        try:
+            if not await write():
+                log.warning("claim_lost", message_id=message.id, queue=message.queue_name)
+        except PASSING_ERRORS as error:
+            log.warning("outcome_not_written", message_id=message.id, error=str(error))
+            return False
+        except Exception as error:
+            log.exception("outcome_refused", message_id=message.id, error=str(error))
+        return True
 
 
 class ClaimRenewal:
@@ -137,15 +186,22 @@ class ClaimRenewal:
 
     async def run_once(self) -> float:
         """Renew once."""
-        if self._ticker.in_flight:
-            lease = timedelta(seconds=self._settings.lease_seconds)
-            await self._queue.renew(self._ticker.in_flight, lease=lease)
+        messages = self._ticker.in_flight
+        if messages:
+            with anyio.fail_after(self._settings.lease_renewal_seconds):
+                renewed = await self._queue.renew(messages, lease=timedelta(seconds=self._settings.lease_seconds))
+            self._ticker.abandon([message for message in messages if message.id not in renewed])
         return self._settings.lease_renewal_seconds
 
 
 def retry_seconds(attempt: int) -> float:
     """Exponential, capped."""
     return min(math.ldexp(FIRST_RETRY_SECONDS, min(attempt - 1, 20)), LONGEST_RETRY_SECONDS)
+
+
+def _stopping() -> bool:
+    """Whether a scope around us was cancelled, as a stop does."""
+    return anyio.current_effective_deadline() == -math.inf
 
 
 def _log_fired(fired: list[FiredTick]) -> None:

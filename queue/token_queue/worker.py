@@ -48,12 +48,13 @@ class Worker:
         """Look at the schedules now: one has changed."""
         self._manager_pause.wake()
 
-    async def run(self) -> None:
+    async def run(self, *, handle_signals: bool) -> None:
         """Run until stopped or cancelled; claims are renewed for as long as handlers run."""
         with structlog.contextvars.bound_contextvars(ticker_id=self.ticker_id):
             async with anyio.create_task_group() as support_tasks:
                 support = ServiceGroup(support_tasks, self.health)
-                await support_tasks.start(watch_stop_signals, self.stop)
+                if handle_signals:
+                    await support_tasks.start(watch_stop_signals, self.stop)
                 if self._embedded is not None:
                     support.start(EmbeddedKeeper(self._embedded))
                 await self._work(support)

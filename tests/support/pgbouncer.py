@@ -30,7 +30,7 @@ def pgbouncer(server: TestServer, folder: Path) -> Iterator[int]:
     (folder / "users.txt").write_text('"postgres" ""\n')
     (folder / "pgbouncer.ini").write_text(
         f"""[databases]
-* = host='{server.embedded.socket_folder}'
+* = host='{server.embedded.cluster.socket_folder}'
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {port}
