@@ -1,6 +1,7 @@
 """The message ticker: every 100 ms it fires due ticks and hands due messages to their handlers."""
 
 import math
+import random
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,7 @@ log = structlog.get_logger("token_queue.ticker")
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 300.0
 LAST_WORDS_SECONDS = 2.0
+SPREAD = (0.8, 1.2)  # of the pause, so that the tickers of many pods don't look in step
 
 
 Outcome = Callable[[], Awaitable[bool]]
@@ -72,7 +74,7 @@ class MessageTicker:
         await self._fire_due_ticks()
         if not self._pause.stopping:
             await self._start_messages()
-        return self._settings.ticker_interval_ms / 1000
+        return self._settings.ticker_interval_ms / 1000 * random.uniform(*SPREAD)
 
     def abandon(self, messages: Collection[Message]) -> None:
         """End the handlers of messages that were taken over by another process."""
