@@ -74,7 +74,7 @@ class MessageTicker:
         await self._fire_due_ticks()
         if not self._pause.stopping:
             await self._start_messages()
-        return self._settings.ticker_interval_ms / 1000 * random.uniform(*SPREAD)
+        return self._settings.ticker_interval_ms / 1000 * random.uniform(*SPREAD)  # noqa: S311 - no secret
 
     def abandon(self, messages: Collection[Message]) -> None:
         """End the handlers of messages that were taken over by another process."""
