@@ -42,7 +42,7 @@ async def test_make_run_fires_schedules(embedded_folder: Path, processes: Proces
         environment={"CRON_TICKS_EMBEDDED_DATA_DIR": str(embedded_folder)},
         folder=ROOT,
     )
-    summary = json.loads((await running.output()).splitlines()[-1])
+    summary = json.loads((await running.output(size + 60)).splitlines()[-1])
     assert await running.wait() == 0
     assert (summary["duplicates"], summary["missed"]) == (0, 0)
     assert summary["fired"] > 0

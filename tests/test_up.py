@@ -35,7 +35,7 @@ def summary_is_clean(summary: dict[str, Any]) -> None:
 @pytest.mark.soak(small=6, full=60)
 async def test_a_run_of_some_seconds(embedded_folder: Path, processes: Processes, size: int) -> None:
     running = await start_up(processes, embedded_folder, "--for", str(size), "--json")
-    summary = json.loads(await running.output())
+    summary = json.loads(await running.output(size + 60))
     assert await running.wait() == 0
     summary_is_clean(summary)
     assert 1 <= len(summary["fired_by"]) <= 2

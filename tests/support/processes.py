@@ -73,15 +73,15 @@ class RunningProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    async def wait(self) -> int:
+    async def wait(self, seconds: float = WAIT_SECONDS) -> int:
         """Wait for the end; the exit code."""
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(seconds):
             code = await self._process.wait()
             await asyncio.gather(*self._readers)
         return code
 
-    async def output(self) -> str:
-        await self.wait()
+    async def output(self, seconds: float = WAIT_SECONDS) -> str:
+        await self.wait(seconds)
         return self._output.decode()
 
     async def kill(self) -> None:
