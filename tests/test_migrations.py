@@ -39,6 +39,21 @@ async def connected(dsn: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Recor
         await connection.close()
 
 
+@asynccontextmanager
+async def a_role(dsn: str, *grants: str) -> AsyncIterator[str]:
+    """A role of its own with some rights; `{role}` in a grant stands for it. Yields the DSN to connect as it."""
+    role = "role_" + hashlib.sha256(dsn.encode()).hexdigest()[:8]
+    async with connected(dsn) as connection:
+        await connection.execute(f"CREATE ROLE {role} LOGIN")
+        try:
+            for grant in grants:
+                await connection.execute(grant.format(role=role))
+            yield dsn.replace("postgres@", f"{role}@")
+        finally:
+            await connection.execute(f"DROP OWNED BY {role} CASCADE")
+            await connection.execute(f"DROP ROLE {role}")
+
+
 async def tables(connection: Any, schema: str) -> set[str]:
     rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
     return {row["tablename"] for row in rows}
@@ -136,53 +151,27 @@ async def test_a_table_in_the_way_changes_nothing(empty_dsn: str) -> None:
 
 
 async def test_a_role_without_rights_is_told_what_to_do(empty_dsn: str) -> None:
-    role = "limited_" + hashlib.sha256(empty_dsn.encode()).hexdigest()[:8]
-    async with connected(empty_dsn) as connection:
-        await connection.execute(f"CREATE ROLE {role} LOGIN")
-        try:
-            async with opened(empty_dsn.replace("postgres@", f"{role}@")) as database:
-                with pytest.raises(MigrationError, match="migrate --sql"):
-                    await migrate(database)
-        finally:
-            await connection.execute(f"DROP ROLE {role}")
+    async with a_role(empty_dsn) as limited, opened(limited) as database:
+        with pytest.raises(MigrationError, match="migrate --sql"):
+            await migrate(database)
 
 
 async def test_a_role_without_rights_may_work_with_a_finished_schema(dsn: str) -> None:
-    role = "worker_" + hashlib.sha256(dsn.encode()).hexdigest()[:8]
-    async with connected(dsn) as connection:
-        await connection.execute(f"CREATE ROLE {role} LOGIN")
-        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
-        try:
-            async with QueueManager(dsn.replace("postgres@", f"{role}@")) as manager:
-                await manager.schedule("queue", every=5)
-        finally:
-            await connection.execute(f"DROP OWNED BY {role}")
-            await connection.execute(f"DROP ROLE {role}")
+    rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
+    async with a_role(dsn, rights) as limited, QueueManager(limited) as manager:
+        await manager.schedule("queue", every=5)
 
 
 async def test_a_role_that_owns_its_schema_needs_no_rights_on_the_database(empty_dsn: str) -> None:
-    role = "owner_" + hashlib.sha256(empty_dsn.encode()).hexdigest()[:8]
-    async with connected(empty_dsn) as connection:
-        await connection.execute(f"CREATE ROLE {role} LOGIN")
-        await connection.execute(f"CREATE SCHEMA app AUTHORIZATION {role}")
-        try:
-            async with opened(empty_dsn.replace("postgres@", f"{role}@"), database_schema="app") as database:
-                assert await migrate(database) == list(known_migrations())
-        finally:
-            await connection.execute(f"DROP OWNED BY {role} CASCADE")
-            await connection.execute(f"DROP ROLE {role}")
+    right = "CREATE SCHEMA app AUTHORIZATION {role}"
+    async with a_role(empty_dsn, right) as owner, opened(owner, database_schema="app") as database:
+        assert await migrate(database) == list(known_migrations())
 
 
 async def test_a_role_that_may_not_read_is_told_what_to_do(dsn: str) -> None:
-    role = "blind_" + hashlib.sha256(dsn.encode()).hexdigest()[:8]
-    async with connected(dsn) as connection:
-        await connection.execute(f"CREATE ROLE {role} LOGIN")
-        try:
-            async with opened(dsn.replace("postgres@", f"{role}@")) as database:
-                with pytest.raises(MigrationError, match="grant this role"):
-                    await pending_migrations(database)
-        finally:
-            await connection.execute(f"DROP ROLE {role}")
+    async with a_role(dsn) as blind, opened(blind) as database:
+        with pytest.raises(MigrationError, match="grant this role"):
+            await pending_migrations(database)
 
 
 async def test_a_schema_named_like_a_word_of_sql_works(empty_dsn: str) -> None:

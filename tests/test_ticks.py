@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import Database
-from cron_ticks.repository import FIRE_DUE_TICKS, LOCK_CURSORS_IN_WINDOW, CronRepository, firing_statement
+from cron_ticks.repository import CronRepository, firing_statement
+from cron_ticks.repository_sql import FIRE_DUE_TICKS, LOCK_CURSORS_IN_WINDOW
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
