@@ -17,14 +17,16 @@ help:
 	@echo "make wheel-smoke      the built wheel in an empty environment"
 	@echo "make schema-snapshot  rewrite docs/reference/schema.sql after adding a migration"
 
-# Made anew when the project's dependencies change.
+# Made anew when the project's dependencies change; a half-made or too old one is replaced.
 $(VENV)/.installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
+	@$(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || rm -rf $(VENV)
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+	@touch $@
 
 run: $(VENV)/.installed
-	$(BIN)/cron-ticks up $(ARGS)
+	@$(BIN)/cron-ticks up $(ARGS)
 
 test: $(VENV)/.installed system-packages
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -33,8 +35,9 @@ soak: $(VENV)/.installed system-packages
 	$(BIN)/python -m pytest -m soak --soak -s $(PYTEST_ARGS)
 
 # Debian packages that some tests need; without them those tests skip and say so.
-system-packages:
-	@sh .ci/system-packages
+system-packages: $(VENV)/.installed
+	@test -e $(VENV)/.system-packages || sh .ci/system-packages
+	@touch $(VENV)/.system-packages
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -160,7 +160,7 @@ class Cluster:
                 timeout=STEP_SECONDS,
                 check=False,
             )
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             raise EmbeddedServerError(
                 f"{program} of the embedded PostgreSQL can't be run ({error}): set CRON_TICKS_DSN to a server of yours"
             ) from error

@@ -151,7 +151,8 @@ async def _connect(dsn: str, settings: Settings) -> Pool:
             except (asyncpg.PostgresError, ValueError) as error:
                 raise DatabaseUnavailableError(f"PostgreSQL refuses the connection: {error}. Check the DSN.") from error
     raise DatabaseUnavailableError(
-        f"no answer from PostgreSQL within {settings.connect_timeout_seconds:g} s ({last_error}). "
+        f"no answer from PostgreSQL within {settings.connect_timeout_seconds:g} s"
+        f"{'' if last_error is None else f' ({last_error})'}. "
         "Check the DSN and that the server runs."
     ) from last_error
 

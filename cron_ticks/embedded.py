@@ -147,7 +147,7 @@ class EmbeddedServer:
 
 
 class EmbeddedKeeper:
-    """Brings the embedded server back when it is gone; every user of the server has one."""
+    """Brings the embedded server back when it is gone; every worker that uses the server has one, and so has `up`."""
 
     name = "embedded-keeper"
 

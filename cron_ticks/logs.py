@@ -1,14 +1,16 @@
 """Structured logs: readable on a terminal, JSON otherwise.
 
-The event names are stable: schedule_created, schedule_edited, schedule_deleted, ticks_generated, ticks_fired
-(one line a batch), tick_fired (one line a tick, level debug), occurrences_missed, cleaned_up, message_failed,
-message_dead, claim_lost, worker_started, worker_stopping, worker_stopped, service_failed, service_recovered.
+These event names are stable, so that alerts may rely on them: schedule_created, schedule_edited, schedule_deleted,
+ticks_generated, ticks_fired (one line a batch), tick_fired (one line a tick, level debug), occurrences_missed,
+cleaned_up, message_failed, message_dead, claim_lost, worker_started, worker_stopping, worker_stopped, service_failed,
+service_recovered, database_unreachable, migration_applied, embedded_server_started, embedded_server_stopped,
+embedded_server_revived, worker_exited.
 """
 
 import logging
 import sys
 from contextlib import suppress
-from typing import Literal, TextIO
+from typing import IO, Literal
 
 import structlog
 
@@ -21,7 +23,7 @@ class LineWriter:
     A full disk or a closed pipe loses the line, never the work.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def msg(self, line: str) -> None:
@@ -33,7 +35,7 @@ class LineWriter:
     debug = info = warning = error = critical = exception = msg
 
 
-def configure_logs(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
+def configure_logs(level: str = "info", log_format: LogFormat = "auto", stream: IO[str] | None = None) -> None:
     """Send every event from `level` up to `stream`, or to standard error as it is at that moment."""
     readable = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
     renderer: list[structlog.types.Processor] = (

@@ -54,7 +54,7 @@ class Pause:
 
 @dataclass
 class ServiceHealth:
-    """What a loop has seen of its service: counts that only grow, and the last error."""
+    """What a loop has seen of its service."""
 
     passes: int = 0
     errors: int = 0
@@ -124,24 +124,27 @@ class ServiceGroup:
 
 
 async def watch_stop_signals(
-    stop: Callable[[], None], *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    *reactions: Callable[[], None], task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call `stop` at the first SIGINT or SIGTERM; the next one finds the handlers that stood there before.
+    """Call one reaction after the other as SIGINT or SIGTERM come; signals beyond the last are ignored.
 
-    Started once the handlers stand. Only the main thread gets signals: elsewhere there is nothing to watch.
+    Started once the handlers stand; when cancelled, those that stood there before are put back. Only the main thread
+    gets signals: elsewhere there is nothing to watch.
     """
     if threading.current_thread() is not threading.main_thread():
         task_status.started()
         return
     watched = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in watched}
+    pending = iter(reactions)
     try:
         with anyio.open_signal_receiver(*watched) as signals:
             task_status.started()
             async for received in signals:
                 log.info("signal_received", signal=received.name)
-                stop()
-                return
+                react = next(pending, None)
+                if react is not None:
+                    react()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import asyncpg
+import hypothesis
 import pytest
 
 from cron_ticks.database import Database, open_database
@@ -14,6 +15,10 @@ from cron_ticks.embedded import EmbeddedServer
 from cron_ticks.settings import Settings
 from support.processes import Processes
 from support.servers import TestServer, program_folder
+
+# Nothing here depends on how fast the machine is.
+hypothesis.settings.register_profile("steady", deadline=None)
+hypothesis.settings.load_profile("steady")
 
 ALL_VERSIONS = (18, 16, 15)
 NEWEST = 18

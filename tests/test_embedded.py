@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 import cron_ticks.embedded
-from cron_ticks.cluster import SOCKET_NAME
+from cron_ticks.cluster import SOCKET_NAME, Cluster
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer, embedded_server
 from cron_ticks.errors import EmbeddedServerError
 from cron_ticks.settings import Settings
 from support.processes import Processes, RunningProcess
-from support.servers import program_folder
+from support.servers import kill_server, postmaster, program_folder
 
 TESTS = Path(__file__).parent
 PR_SET_CHILD_SUBREAPER = 36
@@ -32,10 +32,6 @@ def own(embedded_folder: Path) -> Iterator[EmbeddedServer]:
     server = EmbeddedServer(embedded_folder, program_folder(18), durable=False)
     yield server
     server.release()
-
-
-def postmaster(server: EmbeddedServer) -> psutil.Process:
-    return psutil.Process(int((server.cluster.data / "postmaster.pid").read_text().split()[0]))
 
 
 async def select_one(server: EmbeddedServer) -> None:
@@ -117,13 +113,8 @@ async def test_it_recovers_after_everything_was_killed(own: EmbeddedServer, proc
     connection = await asyncpg.connect(own.dsn)
     await connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
     await connection.close()
-    server = postmaster(own)
-    family = [*server.children(recursive=True), server]
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill_server(own)
     await user.kill()
-    psutil.wait_procs(family, timeout=30)
     own.acquire()
     connection = await asyncpg.connect(own.dsn)
     assert await connection.fetchval("SELECT number FROM kept") == 7
@@ -197,19 +188,27 @@ def test_a_server_whose_data_is_gone_is_not_made_again_behind_its_users_back(own
         own.revive()
 
 
-def test_who_leaves_while_it_starts_leaves_no_server_behind(own: EmbeddedServer) -> None:
+def test_who_leaves_while_it_starts_leaves_no_server_behind(
+    own: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first Ctrl-C comes while a thread is still in acquire()."""
-    own._changing.acquire()
-    starting = threading.Thread(target=own.acquire)
-    leaving = threading.Thread(target=own.release)
-    own._changing.release()
-    starting.start()
-    while not own._changing.locked():
-        pass
-    leaving.start()
-    starting.join()
-    leaving.join()
-    assert own._users is None
+    starting, go_on = threading.Event(), threading.Event()
+    start = Cluster.start
+
+    def slow_start(cluster: Cluster, given_up: Callable[[], bool]) -> None:
+        starting.set()
+        go_on.wait(30)
+        start(cluster, given_up)
+
+    monkeypatch.setattr(Cluster, "start", slow_start)
+    acquiring = threading.Thread(target=own.acquire)
+    acquiring.start()
+    assert starting.wait(30)
+    releasing = threading.Thread(target=own.release)
+    releasing.start()
+    go_on.set()
+    acquiring.join()
+    releasing.join()
     assert not own.accepts_connections()
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
@@ -15,7 +16,7 @@ from cron_ticks.errors import MigrationError
 from cron_ticks.migrator import known_migrations, lock_key, migrate, pending_migrations, read_migrations, render_script
 from cron_ticks.settings import Settings
 from support.processes import Processes
-from token_queue import QueueManager
+from token_queue import Message, QueueManager
 
 pytestmark = pytest.mark.sql
 
@@ -82,13 +83,16 @@ async def test_processes_at_once_apply_each_migration_once(empty_dsn: str, proce
 
 async def test_a_pod_waits_longer_than_a_statement_may_take(empty_dsn: str) -> None:
     """Another pod's migration may take its time: ours waits for the lock, without the deadline of other statements."""
-    async with connected(empty_dsn) as other, opened(empty_dsn, statement_timeout_seconds=0.2) as database:
+    waiting_for_lock = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+    async with connected(empty_dsn) as other, opened(empty_dsn, statement_timeout_seconds=2) as database:
         async with other.transaction():
             await other.execute("SELECT pg_advisory_xact_lock($1)", lock_key("public"))
-            waiting = asyncio.create_task(migrate(database))
-            await other.execute("SELECT pg_sleep(0.6)")
-            assert not waiting.done()
-        assert await waiting == list(known_migrations())
+            migrating = asyncio.create_task(migrate(database))
+            while not await other.fetchval(waiting_for_lock):
+                assert not migrating.done()
+            await other.execute("SELECT pg_sleep(2.5)")
+            assert not migrating.done()
+        assert await migrating == list(known_migrations())
 
 
 async def test_the_printed_script_does_the_same(empty_dsn: str) -> None:
@@ -182,14 +186,32 @@ async def test_a_schema_named_like_a_word_of_sql_works(empty_dsn: str) -> None:
 
 
 async def test_two_installations_in_one_database_do_not_meet(empty_dsn: str) -> None:
-    first = QueueManager(settings=Settings.load(dsn=empty_dsn, database_schema="tenant_a"))
-    second = QueueManager(settings=Settings.load(dsn=empty_dsn, database_schema="tenant_b"))
-    async with first, second:
-        mine = await first.schedule("queue", every=5)
-        assert [schedule.id for schedule in await first.list_schedules()] == [mine.id]
-        assert await second.list_schedules() == []
-        theirs = await second.schedule("queue", every=5)
-        assert theirs.id != mine.id
+    """Each fires its own schedules into its own queue, though all names are the same."""
+    handled = {"tenant_a": anyio.Event(), "tenant_b": anyio.Event()}
+
+    async def work(schema: str) -> None:
+        manager = QueueManager(settings=Settings.load(dsn=empty_dsn, database_schema=schema))
+
+        @manager.handler("queue")
+        async def handle(message: Message) -> None:
+            assert message.payload == {"of": schema}
+            handled[schema].set()
+
+        async with manager:
+            await manager.schedule("queue", every=3600, payload={"of": schema})
+            assert len(await manager.list_schedules()) == 1
+            await manager.run(handle_signals=False)
+
+    async with anyio.create_task_group() as tasks:
+        for schema in handled:
+            tasks.start_soon(work, schema)
+        with anyio.fail_after(60):
+            for event in handled.values():
+                await event.wait()
+        tasks.cancel_scope.cancel()
+    async with connected(empty_dsn) as connection:
+        for schema in handled:
+            assert await connection.fetchval(f"SELECT count(*) FROM {schema}.queue_messages") == 1
 
 
 @pytest.mark.parametrize(

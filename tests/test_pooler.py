@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
@@ -17,10 +18,14 @@ from token_queue import Message, QueueManager
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="PgBouncer is not installed: apt-get install pgbouncer")
 
 
+def through(port: int, dsn: str) -> str:
+    return f"postgresql://postgres@127.0.0.1:{port}{urlsplit(dsn).path}"
+
+
 @pytest.fixture
 def pooled(server: TestServer, dsn: str, tmp_path: Path) -> Iterator[str]:
     with pgbouncer(server, tmp_path / "pgbouncer") as port:
-        yield f"postgresql://postgres@127.0.0.1:{port}/{dsn.split('/')[3].split('?', maxsplit=1)[0]}"
+        yield through(port, dsn)
 
 
 async def test_workers_share_schedules_through_the_pooler(pooled: str, dsn: str, connection: Any) -> None:
@@ -45,13 +50,14 @@ async def test_workers_share_schedules_through_the_pooler(pooled: str, dsn: str,
         for manager in managers:
             manager.stop()
     assert [entry.last_error for entry in health if entry.errors] == []
-    assert len(handled) == len(set(handled)) == await connection.fetchval("SELECT count(*) FROM queue_messages")
+    completed = await connection.fetchval("SELECT count(completed_at) FROM queue_messages")
+    assert len(handled) == len(set(handled)) == completed
+    assert await connection.fetchval("SELECT count(*) = count(DISTINCT scheduled_for) FROM queue_messages")
 
 
 async def test_migrations_at_once_through_the_pooler(server: TestServer, tmp_path: Path, empty_dsn: str) -> None:
     with pgbouncer(server, tmp_path / "pgbouncer") as port:
-        address = f"postgresql://postgres@127.0.0.1:{port}/{empty_dsn.split('/')[3].split('?', maxsplit=1)[0]}"
-        settings = Settings.load(dsn=address, transaction_pooler=True)
+        settings = Settings.load(dsn=through(port, empty_dsn), transaction_pooler=True)
 
         async def start() -> None:
             async with QueueManager(settings=settings):

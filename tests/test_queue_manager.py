@@ -1,5 +1,6 @@
 """QueueManager: opening, running, stopping."""
 
+import asyncio
 import signal
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cron_ticks.errors import CronTicksError, DatabaseUnavailableError, InvalidInputError
+from cron_ticks.logs import configure_logs
 from cron_ticks.settings import Settings
 from support.watching import watching
 from token_queue import Message, QueueManager
@@ -34,6 +36,46 @@ async def test_a_schedule_reaches_its_handler(dsn: str, connection: Any) -> None
         assert {"schedule-manager", "message-ticker", "cleanup", "claim-renewal"} <= set(manager.health)
         manager.stop()
     assert await connection.fetchval("SELECT completed_at IS NOT NULL FROM queue_messages")
+
+
+async def test_a_firing_is_logged_with_its_lateness(dsn: str, connection: Any) -> None:
+    manager = QueueManager(settings=Settings.load(dsn=dsn, log_level="debug"))
+    configure_logs("debug")
+    async with manager, watching(dsn, "queue_messages") as watch:
+        made = await manager.schedule("queue", every=3600)
+        with capture_logs() as logs:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(manager.run)
+                await watch.until("SELECT count(*) = 1 FROM queue_messages")
+                manager.stop()
+    [batch] = [entry for entry in logs if entry["event"] == "ticks_fired"]
+    assert (batch["ticks"], batch["lateness_max_ms"] >= 0) == (1, True)
+    [tick] = [entry for entry in logs if entry["event"] == "tick_fired"]
+    assert (tick["schedule_id"], tick["schedule"]) == (made.id, "queue")
+    lateness = await connection.fetchval("SELECT inserted_at - scheduled_for FROM queue_messages")
+    assert tick["lateness_ms"] == round(lateness.total_seconds() * 1000, 1)
+
+
+async def test_nothing_is_left_running(dsn: str, connection: Any) -> None:
+    before = asyncio.all_tasks()
+    manager = QueueManager(dsn)
+    arrived = anyio.Event()
+
+    @manager.handler("queue")
+    async def handle(_: Message) -> None:
+        arrived.set()
+
+    async with manager, anyio.create_task_group() as tasks:
+        await manager.schedule("queue", every=3600)
+        tasks.start_soon(manager.run)
+        await arrived.wait()
+        manager.stop()
+    assert manager.health == {}
+    assert asyncio.all_tasks() == before
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with anyio.fail_after(30):
+        while await connection.fetchval(sessions):  # a closed session takes a moment to go
+            pass
 
 
 async def test_the_applications_own_pool_can_be_used_and_stays_open(dsn: str) -> None:

@@ -28,7 +28,7 @@ def test_it_opens_with_the_two_commands() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-@pytest.mark.soak(small=5, full=20)
+@pytest.mark.soak(small=8, full=20)
 async def test_make_run_fires_schedules(embedded_folder: Path, processes: Processes, size: int) -> None:
     make = shutil.which("make")
     assert make is not None

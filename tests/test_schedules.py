@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from cron_ticks.database import Database
 from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
@@ -142,20 +143,41 @@ async def test_declaring_what_is_there_waits_for_nobody(settings: Settings, conn
             assert await manager.schedule("queue", every=5) == made
 
 
-async def test_declaring_while_others_delete_always_ends_with_a_schedule(
+async def test_declaring_while_others_delete_always_gives_a_schedule(
     repository: CronRepository, manager: QueueManager
 ) -> None:
+    declared: list[tuple[int, Any]] = []
+
     async def declare() -> None:
         for number in range(30):
-            await manager.schedule("queue", every=5, payload={"n": number})
+            schedule = await manager.schedule("queue", every=5, payload={"n": number})
+            declared.append((number, schedule.payload))
 
     async def delete() -> None:
-        for _ in range(60):
+        while len(declared) < 60:
             for schedule in await repository.list_schedules():
                 with suppress(ScheduleNotFoundError):
                     await repository.delete_schedule(schedule.id)
 
     await asyncio.gather(declare(), delete(), declare())
+    assert all(payload == {"n": number} for number, payload in declared)
+
+
+async def test_what_happens_to_a_schedule_is_logged(manager: QueueManager, connection: Any) -> None:
+    with capture_logs() as logs:
+        made = await manager.schedule("queue", every=5, workspace_id="ws")
+        await manager.schedule("queue", every=5, workspace_id="ws")
+        async with connection.transaction():
+            await manager.schedule("queue", every=7, workspace_id="ws", connection=connection)
+        await manager.delete_schedule(made.id)
+    assert [(entry["event"], entry["in_callers_transaction"]) for entry in logs] == [
+        ("schedule_created", False),
+        ("schedule_edited", True),
+        ("schedule_deleted", False),
+    ]
+    assert {(entry["schedule_id"], entry["name"], entry["workspace_id"]) for entry in logs} == {
+        (made.id, "queue", "ws")
+    }
 
 
 async def test_a_cancelled_edit_in_a_callers_transaction_is_whole_or_nothing(

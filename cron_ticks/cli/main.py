@@ -1,15 +1,16 @@
 """The commands of `cron-ticks`."""
 
+import asyncio
 import importlib
 import json
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 import structlog
@@ -29,6 +30,9 @@ from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.cli")
 
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
 REPORT_WIDTH = 120  # where there is no terminal to ask
 
 app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -45,8 +49,6 @@ def main(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """A distributed cron on PostgreSQL."""
-    # Until a worker stands and listens itself, SIGTERM unwinds like Ctrl-C: what was begun is given back.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if version:
         typer.echo(cron_ticks.__version__)
         raise typer.Exit
@@ -67,7 +69,7 @@ def migrate_command(
             script = render_script(settings.database_schema, after=after)
             typer.echo(json.dumps({"sql": script}) if as_json else script, nl=as_json)
             return
-        pending, applied = anyio.run(_migrate, settings, check)
+        pending, applied = run(_migrate, settings, check)
     if as_json:
         typer.echo(json.dumps({"pending": pending, "applied": applied, "known": len(known_migrations())}))
     else:
@@ -109,7 +111,7 @@ def worker(
     """Run a worker: make ticks, fire them and handle messages, until SIGTERM or Ctrl-C."""
     with reported_errors():
         load_settings()
-        anyio.run(_run_worker, load_app(app_path), while_stdin)
+        run(_run_worker, load_app(app_path), while_stdin)
 
 
 async def _run_worker(queue_manager: QueueManager, while_stdin: bool) -> None:
@@ -153,13 +155,12 @@ def up(
         environment = os.environ | ({} if dsn is None else {f"{PREFIX}DSN": dsn})
         options = UpOptions(workers, seconds, app_path, environment)
         if not live:
-            report = anyio.run(_up, settings, options, console, None)
+            report = run(_up, settings, options, console, None)
         else:
-            path = Path(tempfile.gettempdir()) / f"cron_ticks_up_{os.getpid()}.log"
-            with path.open("a", encoding="utf-8") as log_file:
+            with tempfile.NamedTemporaryFile("w", prefix="cron_ticks_up_", suffix=".log", delete=False) as log_file:
                 configure_logs(settings.log_level, settings.log_format, log_file)
-                console.print(f"log: {path}   Ctrl-C stops")
-                report = anyio.run(_up, settings, options, console, log_file)
+                console.print(f"log: {log_file.name}   Ctrl-C stops")
+                report = run(_up, settings, options, console, log_file)
     if as_json:
         typer.echo(json.dumps({"workers": workers} | report.as_json()))
     else:
@@ -190,15 +191,34 @@ def load_app(path: str) -> QueueManager:
         raise InvalidInputError("--app", f"must be module:name, not {path!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InvalidInputError("--app", f"{error}: is it importable from {Path.cwd()}?") from error
-    except AttributeError:
-        raise InvalidInputError("--app", f"module {module_name!r} has no {attribute!r}") from None
+    if not hasattr(module, attribute):
+        raise InvalidInputError("--app", f"module {module_name!r} has no {attribute!r}")
+    found = getattr(module, attribute)
     queue_manager = found() if callable(found) else found
     if not isinstance(queue_manager, QueueManager):
         raise InvalidInputError("--app", f"{path} is a {type(queue_manager).__name__}, not a QueueManager")
     return queue_manager
+
+
+def run(function: Callable[[Unpack[Arguments]], Awaitable[Result]], *arguments: *Arguments) -> Result:
+    """Run an async function so that SIGTERM unwinds it as Ctrl-C does: what was begun is given back.
+
+    A worker that stands has its own, gentler way.
+    """
+
+    async def main() -> Result:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await function(*arguments)
+
+    try:
+        return anyio.run(main)
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
 
 
 @contextmanager

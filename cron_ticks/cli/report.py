@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cron_ticks.database import Database
 
-CLOCK = "SELECT statement_timestamp()"
+CLOCK = "SELECT coalesce($1::timestamptz, statement_timestamp())"
 
 # Counted from the messages themselves, not from what the workers say. An occurrence is missed when ticks have been
 # made beyond it and yet there is neither a tick nor a message for it; it is a duplicate when it has several messages;
@@ -35,17 +35,17 @@ SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
                 SELECT FROM {schema}.cron_ticks AS tick
                 WHERE tick.schedule_id = schedule.id AND tick.scheduled_for = expected.occurrence)
     ) AS missed,
-    pending.due + greatest(0, ceil(extract(epoch FROM statement_timestamp() - cursor.next_tick_needed_at) * 1000000
+    pending.due + greatest(0, 1 + floor(extract(epoch FROM $2::timestamptz - cursor.next_tick_needed_at) * 1000000
         / schedule.interval_us)::bigint) AS waiting,
-    statement_timestamp() - least(pending.next_at, cursor.next_tick_needed_at) AS oldest_wait
+    $2::timestamptz - least(pending.next_at, cursor.next_tick_needed_at) AS oldest_wait
 FROM {schema}.cron_schedules AS schedule
 JOIN {schema}.cron_schedule_cursors AS cursor ON cursor.schedule_id = schedule.id
 CROSS JOIN LATERAL (
     SELECT greatest($1::timestamptz, schedule.anchor_at, schedule.updated_at) AS since,
-        least(statement_timestamp(), cursor.next_tick_needed_at) AS until
+        least($2::timestamptz, cursor.next_tick_needed_at) AS until
 ) AS span
 CROSS JOIN LATERAL (
-    SELECT min(execute_at) AS next_at, count(*) FILTER (WHERE due_at <= statement_timestamp()) AS due
+    SELECT min(execute_at) AS next_at, count(*) FILTER (WHERE due_at <= $2::timestamptz) AS due
     FROM {schema}.cron_ticks AS tick
     WHERE tick.schedule_id = schedule.id
 ) AS pending
@@ -172,16 +172,16 @@ class Report:
         }
 
 
-async def database_clock(database: Database) -> datetime:
+async def database_clock(database: Database, now: datetime | None = None) -> datetime:
     """The time by the only clock that counts."""
-    instant: datetime = await database.fetchval(CLOCK)
+    instant: datetime = await database.fetchval(CLOCK, now)
     return instant
 
 
-async def read_report(database: Database, since: datetime) -> Report:
+async def read_report(database: Database, since: datetime, *, now: datetime | None = None) -> Report:
     """What has happened since `since`."""
-    until = await database_clock(database)
-    rows = await database.fetch(REPORT, since)
+    until = await database_clock(database, now)
+    rows = await database.fetch(REPORT, since, until)
     shares = await database.fetch(FIRED_BY, since)
     schedules = tuple(
         ScheduleReport(

@@ -119,7 +119,7 @@ async def _run_workers(
 
 async def _show(database: Database, since: datetime, console: Console) -> None:
     """Redraw the table; the longer the report takes, the less often."""
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             begun = anyio.current_time()
             try:

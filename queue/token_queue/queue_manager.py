@@ -166,7 +166,7 @@ class QueueManager:
     async def run(self, *, handle_signals: bool = True) -> None:
         """Make ticks, fire them and handle messages until cancelled, stopped, or told to by SIGTERM or SIGINT.
 
-        Then nothing new is begun, running handlers may finish within the grace, and what is left is given back.
+        Then no more handlers are started, running ones may finish within the grace, and what is left is given back.
         An application that has signal handlers of its own, or several managers in one process, sets
         `handle_signals=False` and calls `stop()`.
         """

@@ -39,10 +39,15 @@ class Worker:
         self._embedded = embedded
         self._manager_pause = Pause()
         self._stop_requested = anyio.Event()
+        self._working = anyio.CancelScope()
 
     def stop(self) -> None:
         """Ask the run to end."""
         self._stop_requested.set()
+
+    def _cut_short(self) -> None:
+        """End the grace."""
+        self._working.cancel()
 
     def wake_manager(self) -> None:
         """Look at the schedules now: one has changed."""
@@ -54,7 +59,7 @@ class Worker:
             async with anyio.create_task_group() as support_tasks:
                 support = ServiceGroup(support_tasks, self.health)
                 if handle_signals:
-                    await support_tasks.start(watch_stop_signals, self.stop)
+                    await support_tasks.start(watch_stop_signals, self.stop, self._cut_short)
                 if self._embedded is not None:
                     support.start(EmbeddedKeeper(self._embedded))
                 await self._work(support)
@@ -62,6 +67,10 @@ class Worker:
             log.info("worker_stopped")
 
     async def _work(self, support: ServiceGroup) -> None:
+        with self._working:
+            await self._work_until_stopped(support)
+
+    async def _work_until_stopped(self, support: ServiceGroup) -> None:
         async with anyio.create_task_group() as tasks:
             work = ServiceGroup(tasks, self.health)
             ticker_pause = Pause()
@@ -82,4 +91,4 @@ class Worker:
             await self._stop_requested.wait()
             log.info("worker_stopping", messages_in_flight=len(ticker.in_flight))
             work.stop()
-            tasks.cancel_scope.deadline = anyio.current_time() + self._settings.stop_grace_seconds
+            self._working.deadline = anyio.current_time() + self._settings.stop_grace_seconds

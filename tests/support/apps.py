@@ -1,5 +1,7 @@
 """Applications that tests run in worker processes: `--app apps:NAME`, with tests/ as the folder."""
 
+import sys
+
 import anyio
 import structlog
 
@@ -17,6 +19,19 @@ def quick() -> QueueManager:
     @manager.handler("queue")
     async def handle(message: Message) -> None:
         log.info("handled", message_id=message.id, attempt=message.attempt)
+
+    return manager
+
+
+def until_told() -> QueueManager:
+    """Handles a message until a line comes on standard input."""
+    manager = QueueManager()
+
+    @manager.handler("queue")
+    async def handle(message: Message) -> None:
+        log.info("handling", message_id=message.id)
+        await anyio.to_thread.run_sync(sys.stdin.readline)
+        log.info("handled", message_id=message.id)
 
     return manager
 

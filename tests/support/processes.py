@@ -69,6 +69,11 @@ class RunningProcess:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def tell(self, line: str) -> None:
+        """A line on the process's standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+
     def close_input(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()

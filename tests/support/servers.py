@@ -1,11 +1,12 @@
 """PostgreSQL servers for tests."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import psutil
 
 from cron_ticks.database import open_database
 from cron_ticks.embedded import WHEEL_FOLDERS, EmbeddedServer, wheel_folder
@@ -20,6 +21,23 @@ def program_folder(version: int) -> Path:
     if version in WHEEL_FOLDERS:
         return wheel_folder() / WHEEL_FOLDERS[version] / "bin"
     return Path(f"/usr/lib/postgresql/{version}/bin")
+
+
+def postmaster(server: EmbeddedServer) -> psutil.Process:
+    """The server's first process."""
+    return psutil.Process(int((server.cluster.data / "postmaster.pid").read_text().split()[0]))
+
+
+def kill_server(server: EmbeddedServer) -> None:
+    """`kill -9` of all of the server's processes, children first; waits until they are dead or zombies."""
+    first = postmaster(server)
+    family = [*first.children(recursive=True), first]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    for process in family:
+        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            process.wait(timeout=1)
 
 
 @dataclass(frozen=True)
