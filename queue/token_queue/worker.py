@@ -45,10 +45,6 @@ class Worker:
         """Ask the run to end."""
         self._stop_requested.set()
 
-    def _cut_short(self) -> None:
-        """End the grace."""
-        self._working.cancel()
-
     def wake_manager(self) -> None:
         """Look at the schedules now: one has changed."""
         self._manager_pause.wake()
@@ -59,18 +55,15 @@ class Worker:
             async with anyio.create_task_group() as support_tasks:
                 support = ServiceGroup(support_tasks, self.health)
                 if handle_signals:
-                    await support_tasks.start(watch_stop_signals, self.stop, self._cut_short)
+                    await support_tasks.start(watch_stop_signals, self.stop, self._working.cancel)
                 if self._embedded is not None:
                     support.start(EmbeddedKeeper(self._embedded))
-                await self._work(support)
+                with self._working:
+                    await self._work(support)
                 support_tasks.cancel_scope.cancel()
             log.info("worker_stopped")
 
     async def _work(self, support: ServiceGroup) -> None:
-        with self._working:
-            await self._work_until_stopped(support)
-
-    async def _work_until_stopped(self, support: ServiceGroup) -> None:
         async with anyio.create_task_group() as tasks:
             work = ServiceGroup(tasks, self.health)
             ticker_pause = Pause()
