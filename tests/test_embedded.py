@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 import cron_ticks.embedded
-from cron_ticks.cluster import SOCKET_NAME, Cluster
+from cron_ticks.cluster import SOCKET_NAME, Cluster, server_account
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer, embedded_server
 from cron_ticks.errors import EmbeddedServerError
 from cron_ticks.settings import Settings
@@ -171,10 +172,13 @@ async def test_it_starts_again_when_its_number_went_to_another_process(own: Embe
     dead = postmaster(own)
     dead.kill()
     dead.wait(timeout=30)
-    for lock_file in (own.cluster.data / "postmaster.pid", own.cluster.socket_folder / f"{SOCKET_NAME}.lock"):
-        rest = lock_file.read_text().partition("\n")[2]
-        lock_file.write_text(f"{os.getpid()}\n{rest}")
-    assert own.revive()
+    user, group = server_account() or (None, None)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=user, group=group) as other:  # noqa: ASYNC220 - it starts at once
+        for lock_file in (own.cluster.data / "postmaster.pid", own.cluster.socket_folder / f"{SOCKET_NAME}.lock"):
+            rest = lock_file.read_text().partition("\n")[2]
+            lock_file.write_text(f"{other.pid}\n{rest}")
+        assert own.revive()
+        other.communicate()
     await select_one(own)
 
 
