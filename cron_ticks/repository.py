@@ -27,6 +27,12 @@ class NeedingTicks:
     needed_from: datetime
     now: datetime
 
+    def plan(self, *, lookahead: timedelta, missed_after: timedelta) -> Plan:
+        """The occurrences to make ticks for."""
+        return plan(
+            self.rule, needed_from=self.needed_from, now=self.now, lookahead=lookahead, missed_after=missed_after
+        )
+
 
 @dataclass(frozen=True)
 class FiredTick:
@@ -145,13 +151,7 @@ class CronRepository:
 
         Returns how many are missed, because they are too old to be made up.
         """
-        overdue = plan(
-            needing.rule,
-            needed_from=needing.needed_from,
-            now=needing.now,
-            lookahead=MICROSECOND,
-            missed_after=missed_after,
-        )
+        overdue = needing.plan(lookahead=MICROSECOND, missed_after=missed_after)
         if overdue.occurrences:
             await self.create_ticks([(needing, overdue)], connection=connection)
         return overdue.missed

@@ -5,7 +5,6 @@ from datetime import timedelta
 import structlog
 
 from cron_ticks.database import Database
-from cron_ticks.occurrences import plan
 from cron_ticks.repository import CronRepository
 from cron_ticks.settings import Settings
 
@@ -39,6 +38,7 @@ class ScheduleManager:
         """One transaction: take schedules, make their ticks, advance them. Returns (schedules, new ticks)."""
         settings = self._settings
         lookahead = timedelta(seconds=settings.lookahead_seconds)
+        missed_after = timedelta(seconds=settings.missed_after_seconds)
         async with self._database.transaction() as connection:
             taken = await self._repository.find_schedules_needing_ticks(
                 lookahead=lookahead,
@@ -49,19 +49,7 @@ class ScheduleManager:
             )
             if not taken:
                 return 0, 0
-            plans = [
-                (
-                    needing,
-                    plan(
-                        needing.rule,
-                        needed_from=needing.needed_from,
-                        now=needing.now,
-                        lookahead=lookahead,
-                        missed_after=timedelta(seconds=settings.missed_after_seconds),
-                    ),
-                )
-                for needing in taken
-            ]
+            plans = [(needing, needing.plan(lookahead=lookahead, missed_after=missed_after)) for needing in taken]
             made = await self._repository.create_ticks(plans, connection=connection)
         for needing, planned in plans:
             if planned.missed:

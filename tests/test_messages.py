@@ -12,14 +12,14 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from cron_ticks.database import Database
+from cron_ticks.database import Database, is_passing
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.ids import new_message_id
 from cron_ticks.loops import Pause
 from cron_ticks.repository import CronRepository
 from cron_ticks.settings import Settings
 from token_queue import Message, QueueManager
-from token_queue.handlers import Handlers
+from token_queue.handlers import Handler, Handlers
 from token_queue.queue_repository import QueueRepository
 from token_queue.ticker import ClaimRenewal, MessageTicker, retry_seconds
 
@@ -50,6 +50,13 @@ async def state(connection: Any, message_id: str) -> asyncpg.Record:
     return found
 
 
+def handling(handler: Handler) -> Handlers:
+    """That handler, for the queue `queue`."""
+    handlers = Handlers()
+    handlers.register("queue", handler)
+    return handlers
+
+
 @asynccontextmanager
 async def ticker_with(database: Database, handlers: Handlers, **changes: Any) -> AsyncIterator[MessageTicker]:
     """A ticker whose handlers have ended when the block ends."""
@@ -69,12 +76,11 @@ async def ticker_with(database: Database, handlers: Handlers, **changes: Any) ->
 
 async def test_a_handler_gets_its_message_and_completes_it(database: Database, connection: Any) -> None:
     seen: list[Message] = []
-    handlers = Handlers()
 
     async def handle(message: Message) -> None:
         seen.append(message)
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     later = await insert_message(connection, delay=timedelta(hours=1))
     unhandled = await insert_message(connection, "other")
@@ -88,12 +94,11 @@ async def test_a_handler_gets_its_message_and_completes_it(database: Database, c
 
 
 async def test_a_failing_handler_is_retried_and_then_dead(database: Database, connection: Any) -> None:
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         raise ValueError("no such memo")
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     with capture_logs() as logs:
         for dead in (False, True, True):
@@ -108,12 +113,11 @@ async def test_a_failing_handler_is_retried_and_then_dead(database: Database, co
 
 
 async def test_a_message_whose_workers_all_died_is_buried(database: Database, connection: Any) -> None:
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         raise AssertionError("must not run again")
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     await connection.execute("UPDATE queue_messages SET attempts = 3")
     async with ticker_with(database, handlers, message_max_attempts=3) as ticker:
@@ -125,13 +129,12 @@ async def test_a_message_whose_workers_all_died_is_buried(database: Database, co
 
 async def test_a_cancelled_handler_gives_its_message_back(database: Database, connection: Any) -> None:
     begun = anyio.Event()
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         begun.set()
         await anyio.sleep_forever()
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     with anyio.CancelScope() as scope:
         async with ticker_with(database, handlers) as ticker:
@@ -145,12 +148,11 @@ async def test_a_cancelled_handler_gives_its_message_back(database: Database, co
 
 async def test_a_cancellation_that_a_handler_lets_out_is_its_failure(database: Database, connection: Any) -> None:
     """Somebody else's, as from awaiting a task that was cancelled: it must not end the worker."""
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         raise asyncio.CancelledError("some other task's")
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     async with ticker_with(database, handlers) as ticker:
         await ticker.run_once()
@@ -159,12 +161,11 @@ async def test_a_cancellation_that_a_handler_lets_out_is_its_failure(database: D
 
 
 async def test_any_error_text_can_be_kept(database: Database, connection: Any) -> None:
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         raise ValueError("nul \0, surrogate \ud800" + "x" * 20_000)
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     async with ticker_with(database, handlers) as ticker:
         await ticker.run_once()
@@ -176,11 +177,10 @@ async def test_any_error_text_can_be_kept(database: Database, connection: Any) -
 async def test_an_outcome_that_the_database_refuses_does_not_hold_the_worker(
     database: Database, connection: Any
 ) -> None:
-    handlers = Handlers()
 
     async def handle(_: Message) -> None: ...
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     await connection.execute("ALTER TABLE queue_messages ADD CONSTRAINT refuse CHECK (completed_at IS NULL)")
     with capture_logs() as logs:
@@ -190,17 +190,24 @@ async def test_an_outcome_that_the_database_refuses_does_not_hold_the_worker(
     assert (await state(connection, message_id))["attempts"] == 1
 
 
+async def test_a_value_that_cannot_be_sent_is_not_tried_for_ever(database: Database) -> None:
+    """asyncpg calls it an interface error, as it does a lost connection."""
+    with pytest.raises(asyncpg.InterfaceError) as caught:
+        await database.fetch("SELECT $1::int", "no number")
+    assert not is_passing(caught.value)
+    assert is_passing(asyncpg.InterfaceError("connection is closed"))
+
+
 async def test_a_process_does_not_take_its_own_message_twice(database: Database, connection: Any) -> None:
     """Its claim ran out, as after an outage, while the handler still runs."""
     started, gate = 0, anyio.Event()
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         nonlocal started
         started += 1
         await gate.wait()
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     async with ticker_with(database, handlers) as ticker:
         for _ in range(3):
@@ -216,7 +223,6 @@ async def test_a_handler_whose_message_was_taken_over_is_ended(
     database: Database, settings: Settings, connection: Any
 ) -> None:
     begun, ended = anyio.Event(), False
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         nonlocal ended
@@ -226,7 +232,7 @@ async def test_a_handler_whose_message_was_taken_over_is_ended(
         finally:
             ended = True
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     queue = QueueRepository(database, "ticker_me")
     async with ticker_with(database, handlers) as ticker:
@@ -255,7 +261,6 @@ async def test_a_later_attempt_of_the_same_worker_is_another_claim(database: Dat
 async def test_work_that_ends_after_the_grace_is_still_written(database: Database, connection: Any) -> None:
     """A thread can't be cancelled: when it is through, its message is done and must not run again."""
     begun, go_on = anyio.Event(), threading.Event()
-    handlers = Handlers()
 
     def work() -> None:
         anyio.from_thread.run_sync(begun.set)
@@ -264,7 +269,7 @@ async def test_work_that_ends_after_the_grace_is_still_written(database: Databas
     async def handle(_: Message) -> None:
         await anyio.to_thread.run_sync(work)
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     with anyio.CancelScope() as scope:
         async with ticker_with(database, handlers) as ticker:
@@ -278,7 +283,6 @@ async def test_work_that_ends_after_the_grace_is_still_written(database: Databas
 async def test_concurrency_is_bounded(database: Database, connection: Any) -> None:
     running, most = 0, 0
     gate = anyio.Event()
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         nonlocal running, most
@@ -287,7 +291,7 @@ async def test_concurrency_is_bounded(database: Database, connection: Any) -> No
         await gate.wait()
         running -= 1
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     for _ in range(5):
         await insert_message(connection)
     async with ticker_with(database, handlers, message_concurrency=2) as ticker:
@@ -318,12 +322,11 @@ async def test_renewal_keeps_the_claims_of_running_handlers(
     database: Database, settings: Settings, connection: Any
 ) -> None:
     gate = anyio.Event()
-    handlers = Handlers()
 
     async def handle(_: Message) -> None:
         await gate.wait()
 
-    handlers.register("queue", handle)
+    handlers = handling(handle)
     message_id = await insert_message(connection)
     async with ticker_with(database, handlers) as ticker:
         await ticker.run_once()

@@ -91,8 +91,8 @@ async def test_the_grace_is_bounded_and_the_message_is_given_back(
     dsn: str, processes: Processes, connection: Any
 ) -> None:
     async with QueueManager(dsn) as manager:
-        await manager.schedule("queue", every=3600, payload={"seconds": 3600})
-    worker = await start_worker(processes, dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
+        await manager.schedule("queue", every=3600)
+    worker = await start_worker(processes, dsn, "endless", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
     await worker.wait_for("handling")
     worker.send(signal.SIGINT)
     assert await worker.wait() == 0
@@ -105,8 +105,8 @@ async def test_stopping_is_clean_even_while_the_server_is_away(tmp_path: Path, p
     server.acquire()
     try:
         async with QueueManager(server.dsn) as manager:
-            await manager.schedule("queue", every=3600, payload={"seconds": 3600})
-        worker = await start_worker(processes, server.dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
+            await manager.schedule("queue", every=3600)
+        worker = await start_worker(processes, server.dsn, "endless", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
         await worker.wait_for("handling")
         server.cluster.stop()
         await worker.wait_for("service_failed")
@@ -134,8 +134,8 @@ async def test_sigterm_while_starting_gives_back_what_was_begun(embedded_folder:
 
 async def test_a_second_signal_ends_the_grace(dsn: str, processes: Processes, connection: Any) -> None:
     async with QueueManager(dsn) as manager:
-        await manager.schedule("queue", every=3600, payload={"seconds": 3600})
-    worker = await start_worker(processes, dsn, "slow", CRON_TICKS_STOP_GRACE_SECONDS="3600")
+        await manager.schedule("queue", every=3600)
+    worker = await start_worker(processes, dsn, "endless", CRON_TICKS_STOP_GRACE_SECONDS="3600")
     await worker.wait_for("handling")
     worker.send(signal.SIGTERM)
     await worker.wait_for("worker_stopping")

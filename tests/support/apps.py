@@ -1,6 +1,7 @@
-"""Applications that tests run in worker processes: `--app apps:NAME`, with tests/ as the folder."""
+"""Applications that tests run in worker processes: `--app support.apps:NAME`, with tests/ on the path."""
 
 import sys
+from collections.abc import Awaitable, Callable
 
 import anyio
 import structlog
@@ -12,38 +13,29 @@ log = structlog.get_logger("apps")
 not_a_manager = 7
 
 
-def quick() -> QueueManager:
-    """Handles `queue` at once."""
+def handling(work: Callable[[], Awaitable[object]]) -> QueueManager:
+    """Handles `queue` by some work, and says when it begins and ends."""
     manager = QueueManager()
 
     @manager.handler("queue")
     async def handle(message: Message) -> None:
-        log.info("handled", message_id=message.id, attempt=message.attempt)
+        log.info("handling", message_id=message.id)
+        await work()
+        log.info("handled", message_id=message.id)
 
     return manager
+
+
+def quick() -> QueueManager:
+    """Handles a message at once."""
+    return handling(anyio.lowlevel.checkpoint)
 
 
 def until_told() -> QueueManager:
     """Handles a message until a line comes on standard input."""
-    manager = QueueManager()
-
-    @manager.handler("queue")
-    async def handle(message: Message) -> None:
-        log.info("handling", message_id=message.id)
-        await anyio.to_thread.run_sync(sys.stdin.readline)
-        log.info("handled", message_id=message.id)
-
-    return manager
+    return handling(lambda: anyio.to_thread.run_sync(sys.stdin.readline))
 
 
-def slow() -> QueueManager:
-    """Says when it begins, and ends when the payload's seconds are over."""
-    manager = QueueManager()
-
-    @manager.handler("queue")
-    async def handle(message: Message) -> None:
-        log.info("handling", message_id=message.id)
-        await anyio.sleep(message.payload["seconds"])
-        log.info("handled", message_id=message.id)
-
-    return manager
+def endless() -> QueueManager:
+    """Never ends a message by itself."""
+    return handling(anyio.sleep_forever)
