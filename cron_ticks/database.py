@@ -36,12 +36,8 @@ PASSING_ERRORS = (
     asyncpg.InterfaceError,
 )
 
+
 ROLLBACK_SECONDS = 2.0
-
-
-def is_passing(error: Exception) -> bool:
-    """Whether another try is worth it; a value that asyncpg can't send is refused each time."""
-    return isinstance(error, PASSING_ERRORS) and not isinstance(error, ValueError)
 
 
 def in_schema(text: str, schema: str) -> str:

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from cron_ticks.database import Database, is_passing
+from cron_ticks.database import Database
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.ids import new_message_id
 from cron_ticks.loops import Pause
@@ -188,14 +188,6 @@ async def test_an_outcome_that_the_database_refuses_does_not_hold_the_worker(
             await ticker.run_once()
     assert [entry["event"] for entry in logs] == ["outcome_refused"]
     assert (await state(connection, message_id))["attempts"] == 1
-
-
-async def test_a_value_that_cannot_be_sent_is_not_tried_for_ever(database: Database) -> None:
-    """asyncpg calls it an interface error, as it does a lost connection."""
-    with pytest.raises(asyncpg.InterfaceError) as caught:
-        await database.fetch("SELECT $1::int", "no number")
-    assert not is_passing(caught.value)
-    assert is_passing(asyncpg.InterfaceError("connection is closed"))
 
 
 async def test_a_process_does_not_take_its_own_message_twice(database: Database, connection: Any) -> None:

@@ -10,7 +10,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from cron_ticks.database import is_passing
+from cron_ticks.database import PASSING_ERRORS
 from cron_ticks.loops import Pause, backoff_seconds
 from cron_ticks.repository import CronRepository, FiredTick
 from cron_ticks.settings import Settings
@@ -164,14 +164,14 @@ class MessageTicker:
             await self._written(message, write)
 
     async def _written(self, message: Message, write: Outcome) -> bool:
-        """False if it is worth another try; else the claim runs out, and the next attempt counts."""
+        """False if it is worth another try."""
         try:
             if not await write():
                 log.warning("claim_lost", message_id=message.id, queue=message.queue_name)
+        except PASSING_ERRORS as error:
+            log.warning("outcome_not_written", message_id=message.id, error=str(error))
+            return False
         except Exception as error:
-            if is_passing(error):
-                log.warning("outcome_not_written", message_id=message.id, error=str(error))
-                return False
             log.exception("outcome_refused", message_id=message.id, error=str(error))
         return True
 
