@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: one pool, a deadline on every statement, no state kept in a session.
 
-Nothing here relies on SET, on advisory session locks or on startup parameters that a pooler refuses, so a
-transaction pooler may stand between us and the server.
+No result relies on SET, on advisory session locks or on startup parameters that a pooler refuses, so a transaction
+pooler may stand between us and the server.
 """
 
 from collections.abc import AsyncIterator
@@ -38,6 +38,7 @@ PASSING_ERRORS = (
 
 
 ROLLBACK_SECONDS = 2.0
+SPARE_POOL_SIZE = 4  # an application's pool of this size has a connection to spare for LISTEN
 
 
 def in_schema(text: str, schema: str) -> str:
@@ -48,8 +49,9 @@ def in_schema(text: str, schema: str) -> str:
 class Database:
     """A pool and the schema that our tables live in. `{schema}` in a statement's text stands for that schema."""
 
-    def __init__(self, pool: Pool, settings: Settings) -> None:
+    def __init__(self, pool: Pool, settings: Settings, *, listen_dsn: str | None = None) -> None:
         self._pool = pool
+        self._listen_dsn = listen_dsn
         self._deadline = settings.statement_timeout_seconds
         self.schema = settings.database_schema
         self._texts: dict[str, str] = {}
@@ -111,20 +113,43 @@ class Database:
             with anyio.fail_after(self._deadline):
                 await transaction.commit()
 
+    @property
+    def channel(self) -> str:
+        """Where this installation's NOTIFYs go: one channel per schema."""
+        return f"cron_ticks.{self.schema}"
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Connection | None]:
+        """A connection for LISTEN alone; None where the application's pool has none to spare."""
+        if self._listen_dsn is not None:
+            connection = await asyncpg.connect(
+                self._listen_dsn, timeout=self._deadline, server_settings={"application_name": "cron_ticks listen"}
+            )
+            try:
+                yield connection
+            finally:
+                connection.terminate()
+        elif self._pool.get_max_size() >= SPARE_POOL_SIZE:
+            async with self._pool.acquire(timeout=self._deadline) as acquired:
+                yield acquired
+        else:
+            yield None
+
 
 @asynccontextmanager
 async def open_database(
     settings: Settings, *, dsn: str | None = None, pool: Pool | None = None
 ) -> AsyncIterator[Database]:
     """A database on the caller's pool, which is left open, or on a pool of our own to `dsn`."""
+    listen_dsn = settings.listen_dsn.get_secret_value() if settings.listen_dsn is not None else dsn
     if pool is not None:
-        yield Database(pool, settings)
+        yield Database(pool, settings, listen_dsn=listen_dsn)
         return
     if dsn is None:
         raise TypeError("open_database() needs dsn= or pool=")
     own_pool = await _connect(dsn, settings)
     try:
-        yield Database(own_pool, settings)
+        yield Database(own_pool, settings, listen_dsn=listen_dsn)
     finally:
         with anyio.move_on_after(settings.stop_grace_seconds, shield=True) as scope:
             await own_pool.close()
@@ -164,6 +189,7 @@ async def _create_pool(dsn: str, settings: Settings) -> Pool:
         max_size=settings.pool_max_size,
         timeout=settings.connect_timeout_seconds,
         command_timeout=settings.statement_timeout_seconds,
+        init=None if settings.transaction_pooler else _prefer_indexes,
         reset=_keep_session,
         server_settings={"application_name": "cron_ticks"},
         statement_cache_size=0 if settings.transaction_pooler else 100,
@@ -184,6 +210,13 @@ async def _rolled_back(transaction: asyncpg.transaction.Transaction) -> bool:
     except PASSING_ERRORS:
         return False
     return True
+
+
+async def _prefer_indexes(connection: Connection) -> None:
+    """Once per connection, where it is ours: our plans are kept for a long time, and a queue that is empty now may have a
+    million rows in a minute. A plan that reads the whole of a small table must never be the one that is kept.
+    """
+    await connection.execute("SET enable_seqscan = off")
 
 
 async def _keep_session(_connection: Connection) -> None:

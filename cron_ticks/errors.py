@@ -6,7 +6,8 @@ CronTicksError
 ├── DatabaseUnavailableError the server can't be reached
 ├── EmbeddedServerError      the embedded PostgreSQL can't be started here
 ├── MigrationError           the schema and this release don't fit
-└── ScheduleNotFoundError    there is no such schedule
+├── ScheduleNotFoundError    there is no such schedule
+└── MessageNotFoundError     there is no such message
 """
 
 
@@ -46,3 +47,7 @@ class MigrationError(CronTicksError):
 
 class ScheduleNotFoundError(CronTicksError, LookupError):
     """There is no schedule under this id."""
+
+
+class MessageNotFoundError(CronTicksError, LookupError):
+    """There is no message under this id in the state asked for."""

@@ -21,6 +21,11 @@ def new_message_id() -> str:
     return f"msg_{ULID()}"
 
 
+def new_token_id() -> str:
+    """`token_<ulid>`: the right to process one pair."""
+    return f"token_{ULID()}"
+
+
 def new_ticker_id() -> str:
     """`ticker_<ulid>`: one run of one worker process."""
     return f"ticker_{ULID()}"

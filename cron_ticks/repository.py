@@ -41,6 +41,7 @@ class FiredTick:
     id: str
     schedule_id: str
     schedule_name: str
+    queue_name: str
     scheduled_for: datetime
     lateness: timedelta
 
@@ -198,6 +199,13 @@ class CronRepository:
             await self._database.fetch(sql.DELETE_TICKS, schedule_id, connection=chosen)
         return _schedule(row)
 
+    async def any_schedule_needs_ticks(
+        self, *, lookahead: timedelta, shard_count: int, shard_id: int, now: datetime | None = None
+    ) -> bool:
+        """Whether there are schedules to make ticks for."""
+        arguments = (lookahead, shard_count, shard_id, now)
+        return bool(await self._database.fetchval(sql.CURSOR_IN_WINDOW, *arguments))
+
     async def find_schedules_needing_ticks(
         self,
         *,
@@ -249,6 +257,11 @@ class CronRepository:
         """Turn due ticks into messages; fewer than `limit` means that nothing due is left."""
         rows = await self._database.fetch(firing_statement(sink.insert_from_taken), ticker_id, limit, now)
         return [FiredTick(**row) for row in rows]
+
+    async def next_due_in(self, *, now: datetime | None = None) -> timedelta | None:
+        """How long until the next tick is due; not positive if one is now, None if there is none."""
+        due_in: timedelta | None = await self._database.fetchval(sql.NEXT_DUE_IN, now)
+        return due_in
 
     async def delete_orphaned_ticks(self, *, limit: int) -> int:
         """Remove ticks whose schedule is gone; fewer than `limit` means that none is left."""

@@ -96,6 +96,14 @@ LIMIT $2
 FOR UPDATE SKIP LOCKED
 """
 
+# Whether there is a cursor in the window: asked first, so that a pass with nothing to do costs one statement.
+CURSOR_IN_WINDOW = """
+SELECT EXISTS (
+    SELECT FROM {schema}.cron_schedule_cursors
+    WHERE next_tick_needed_at < coalesce($4::timestamptz, statement_timestamp()) + $1::interval
+        AND ($2::int = 1 OR ('x' || left(md5(schedule_id), 8))::bit(32)::bigint % $2 = $3))
+"""
+
 # The rules of the schedules taken. A statement of its own, because only a snapshot made after the locks is sure to
 # show the edit that moved the cursor.
 RULES = "SELECT id, interval_us, anchor_at FROM {schema}.cron_schedules WHERE id = ANY($1::text[])"
@@ -140,8 +148,13 @@ taken AS (
 sent AS (
     {insert_from_taken}
 )
-SELECT taken.id, schedule_id, schedule_name, scheduled_for, instant - execute_at AS lateness
+SELECT taken.id, schedule_id, schedule_name, queue_name, scheduled_for, instant - execute_at AS lateness
 FROM taken, pass
+"""
+
+# How long until the next tick is due; not positive if one is now, NULL if there is none.
+NEXT_DUE_IN = """
+SELECT min(due_at) - coalesce($1::timestamptz, statement_timestamp()) FROM {schema}.cron_ticks
 """
 
 # Ticks whose schedule is gone, which only a change by hand can leave behind.

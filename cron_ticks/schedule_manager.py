@@ -1,5 +1,6 @@
 """ScheduleManager: makes ticks ahead of time, on every pod."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import structlog
@@ -16,23 +17,38 @@ class ScheduleManager:
 
     name = "schedule-manager"
 
-    def __init__(self, database: Database, repository: CronRepository, settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        repository: CronRepository,
+        settings: Settings,
+        *,
+        on_made: Callable[[], None] = lambda: None,
+    ) -> None:
         self._database = database
         self._repository = repository
         self._settings = settings
+        self._on_made = on_made
 
     async def run_once(self) -> float:
         """Make ticks, batch after batch, until no schedule in the window lacks one."""
+        settings = self._settings
         made = schedules = 0
-        while True:
+        while await self._repository.any_schedule_needs_ticks(
+            lookahead=timedelta(seconds=settings.lookahead_seconds),
+            shard_count=settings.shard_count,
+            shard_id=settings.shard_id,
+        ):
             taken, ticks = await self._make_batch()
             schedules += taken
             made += ticks
-            if taken < self._settings.manager_batch_size:
+            if taken < settings.manager_batch_size:
                 break
         if schedules:
-            log.info("ticks_generated", ticks=made, schedules=schedules, lookahead=self._settings.lookahead_seconds)
-        return self._settings.manager_interval_seconds
+            log.info("ticks_generated", ticks=made, schedules=schedules, lookahead=settings.lookahead_seconds)
+        if made:
+            self._on_made()
+        return settings.manager_interval_seconds
 
     async def _make_batch(self) -> tuple[int, int]:
         """One transaction: take schedules, make their ticks, advance them. Returns (schedules, new ticks)."""

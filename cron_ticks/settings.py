@@ -14,6 +14,7 @@ from cron_ticks.errors import SettingsError
 PREFIX = "CRON_TICKS_"
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
+Retention = Annotated[float, Field(gt=0, le=3650 * 86_400, allow_inf_nan=False)]
 BatchSize = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -61,6 +62,11 @@ class Settings(BaseSettings):
         description="Set when the DSN leads to a pooler in transaction mode: no cached statements",
     )
 
+    listen_dsn: SecretStr | None = Field(
+        default=None,
+        description="PostgreSQL to LISTEN at, past a transaction pooler; default: the same as the DSN",
+    )
+
     # ScheduleManager
     lookahead_seconds: Seconds = Field(default=60, description="How far ahead ticks are made")
     manager_interval_seconds: Seconds = Field(default=10, description="Pause between two passes of the manager")
@@ -73,11 +79,24 @@ class Settings(BaseSettings):
 
     # Message ticker
     ticker_interval_ms: int = Field(default=100, ge=1, le=60_000, description="Pause between two looks of the ticker")
+    ticker_idle_seconds: Seconds = Field(
+        default=10, description="Longest pause of a ticker with nothing to do, while NOTIFY reaches it"
+    )
     ticker_batch_size: BatchSize = Field(default=500, description="Ticks per firing statement")
-    lease_seconds: Seconds = Field(default=10, description="How long a claim on work lasts")
-    lease_renewal_seconds: Seconds = Field(default=5, description="How often claims in use are renewed")
+    lease_seconds: Seconds = Field(default=10, description="How long a token lasts")
+    lease_renewal_seconds: Seconds = Field(default=5, description="How often tokens in use are renewed")
+
+    # Messages; a handler may set the last four otherwise for its queue
     message_concurrency: int = Field(default=10, ge=1, le=10_000, description="Handlers at once per process")
-    message_max_attempts: int = Field(default=3, ge=1, le=1000, description="Tries per message before it is dead")
+    message_batch_size: BatchSize = Field(default=1000, description="Messages in a process's hand at the most")
+    message_max_attempts: int = Field(default=5, ge=1, le=1000, description="Tries per message before it is dead")
+    message_timeout_seconds: Seconds | None = Field(
+        default=None, description="Longest run of a handler; none: no limit"
+    )
+    message_tokens_per_pair: int = Field(
+        default=1, ge=1, le=1000, description="Workers at once per queue and workspace; order needs 1"
+    )
+    message_retention_seconds: Retention = Field(default=7 * 86_400, description="How long a completed message is kept")
 
     # CleanupWorker
     cleanup_interval_seconds: Seconds = Field(default=300, description="Pause between two passes of the cleanup")
@@ -121,7 +140,7 @@ class Settings(BaseSettings):
     def _renewal_before_expiry(cls, value: float, info: ValidationInfo) -> float:
         lease = info.data.get("lease_seconds")
         if lease is not None and value > lease / 2:
-            raise ValueError(f"must be at most half of {PREFIX}LEASE_SECONDS ({lease:g}), or a claim runs out in use")
+            raise ValueError(f"must be at most half of {PREFIX}LEASE_SECONDS ({lease:g}), or a token runs out in use")
         return value
 
     @classmethod
@@ -151,6 +170,6 @@ def _problems(error: ValidationError) -> dict[str, str]:
     for item in error.errors():
         name = str(item["loc"][0]) if item["loc"] else "settings"
         message = item["msg"].removeprefix("Value error, ")
-        shown = "" if name == "dsn" else f" (got {item['input']!r})"
+        shown = "" if name.endswith("dsn") else f" (got {item['input']!r})"
         problems[f"{PREFIX}{name.upper()}"] = f"{message}{shown}"
     return problems

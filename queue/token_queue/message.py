@@ -1,20 +1,88 @@
-"""The message that a handler gets."""
+"""Messages: what an application sends, what a handler gets, and what is left of one that died."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal
+
+from typing_extensions import TypeVar
+
+Priority = Literal["urgent", "high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("urgent", "high", "normal", "low")  # as the database numbers them
+
+PayloadT = TypeVar("PayloadT", default=Any)
 
 
-@dataclass(frozen=True)
-class Message:
-    """A row of `queue_messages`, claimed by this process.
+@dataclass(frozen=True, slots=True)
+class Message(Generic[PayloadT]):
+    """A row of `queue_messages`, as its handler gets it.
 
-    A message that a schedule sent has the headers `schedule_id`, `schedule_name`, `scheduled_for` (the occurrence,
-    ISO 8601 in UTC), `tick_id`, `ticker_id` and `origin`.
+    The payload is JSON, or the pydantic model that the handler declares by `Message[Model]`. A message that a schedule
+    sent has the headers `schedule_id`, `schedule_name`, `scheduled_for` (the occurrence, ISO 8601 in UTC), `tick_id`,
+    `ticker_id` and `origin`.
     """
+
+    id: str
+    queue_name: str
+    workspace_id: str | None
+    payload: PayloadT
+    headers: dict[str, Any]
+    attempt: int  # 1 at the first try
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """One message of a `send_many()` with options of its own."""
+
+    payload: Any
+    workspace_id: str | None = None
+    process_after: datetime | timedelta | float | None = None
+    priority: Priority = "normal"
+    dedupe_key: str | None = None
+    headers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What `send()` did. A duplicate was not sent: `id` is then that of the unfinished message with its dedupe key."""
+
+    id: str
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SentMany:
+    """What `send_many()` did."""
+
+    sent: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A message in the dead-letter state: not tried again until it is redriven."""
 
     id: str
     queue_name: str
     workspace_id: str | None
     payload: Any
     headers: dict[str, Any]
-    attempt: int
+    attempts: int
+    worker_deaths: int
+    error_type: str | None
+    error_message: str | None
+    error_traceback: str | None
+    sent_at: datetime
+    failed_at: list[datetime]
+    dead_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """One queue at a moment: its messages, and how many running workers handle it."""
+
+    queue_name: str
+    due: int
+    waiting: int
+    dead: int
+    oldest_due: datetime | None
+    workers: int

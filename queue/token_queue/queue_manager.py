@@ -1,13 +1,14 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import structlog
+from pydantic import BaseModel
 
 from cron_ticks.database import Connection, Database, Pool, open_database
 from cron_ticks.embedded import EmbeddedServer, embedded_server, use_embedded
@@ -18,7 +19,10 @@ from cron_ticks.migrator import migrate, pending_migrations
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedules import Schedule, check_count, check_name, define_schedule
 from cron_ticks.settings import Settings
-from token_queue.handlers import Handlers, HandlerT
+from token_queue.handlers import Backoff, Handlers, HandlerT
+from token_queue.message import DeadMessage, Priority, QueueState, Sent, SentMany
+from token_queue.queue_repository import QueueRepository
+from token_queue.sending import in_chunks, new_message
 from token_queue.worker import Worker
 
 log = structlog.get_logger("token_queue.queue_manager")
@@ -33,6 +37,7 @@ class _Opened:
     stack: AsyncExitStack
     database: Database
     cron: CronRepository
+    queue: QueueRepository
     embedded: EmbeddedServer | None
 
 
@@ -50,15 +55,42 @@ class QueueManager:
         configured = self.settings.dsn.get_secret_value() if self.settings.dsn is not None else None
         self._dsn = dsn if dsn is not None else configured
         self._pool = pool
-        self._handlers = Handlers()
+        self._handlers = Handlers(self.settings)
         self._opened: _Opened | None = None
         self._worker: Worker | None = None
 
-    def handler(self, queue_name: str) -> Callable[[HandlerT], HandlerT]:
-        """Declare the async function that handles a queue's messages in this process."""
+    def handler(
+        self,
+        queue_name: str,
+        *,
+        concurrency: int | None = None,
+        timeout: float | timedelta | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        retention: float | timedelta | None = None,
+        tokens_per_pair: int | None = None,
+        model: type[BaseModel] | None = None,
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Declare the function that handles a queue's messages in this process; a plain one runs in a thread.
+
+        What is left out comes from the settings. A handler that takes `Message[Model]`, or is given a `model`, gets its
+        payload as that pydantic model; what doesn't fit goes to the dead letters at once.
+        """
+        if self._worker is not None:
+            raise CronTicksError("this QueueManager runs already: declare handlers before run()")
 
         def register(function: HandlerT) -> HandlerT:
-            self._handlers.register(queue_name, function)
+            self._handlers.register(
+                queue_name,
+                function,
+                model=model,
+                concurrency=concurrency,
+                timeout=timeout,
+                max_attempts=max_attempts,
+                backoff=backoff,
+                retention=retention,
+                tokens_per_pair=tokens_per_pair,
+            )
             return function
 
         return register
@@ -74,7 +106,8 @@ class QueueManager:
                 dsn = embedded.dsn
             database = await stack.enter_async_context(open_database(self.settings, dsn=dsn, pool=self._pool))
             await _prepare_schema(database, self.settings)
-            self._opened = _Opened(stack.pop_all(), database, CronRepository(database), embedded)
+            queue = QueueRepository(database, "")
+            self._opened = _Opened(stack.pop_all(), database, CronRepository(database), queue, embedded)
         return self
 
     async def __aexit__(
@@ -101,6 +134,106 @@ class QueueManager:
     def database(self) -> Database:
         """The open database, for tools that read beside the manager."""
         return self._open.database
+
+    async def send(
+        self,
+        queue_name: str,
+        payload: Any = None,
+        *,
+        workspace_id: str | None = None,
+        process_after: datetime | timedelta | float | None = None,
+        priority: Priority = "normal",
+        dedupe_key: str | None = None,
+        headers: dict[str, Any] | None = None,
+        connection: Connection | None = None,
+    ) -> Sent:
+        """Send a message, due now or at `process_after`: a time with a zone, or a delay.
+
+        While an unfinished message of the same queue and workspace has the same `dedupe_key`, nothing is sent: the
+        result says so and names that message. With `connection` it is part of the caller's transaction.
+        """
+        check_name("queue_name", queue_name)
+        message = new_message(
+            payload,
+            workspace_id=workspace_id,
+            process_after=process_after,
+            priority=priority,
+            dedupe_key=dedupe_key,
+            headers=headers,
+        )
+        return await self._open.queue.send(queue_name, message, connection=connection)
+
+    async def send_many(
+        self,
+        queue_name: str,
+        messages: Iterable[Any] | AsyncIterable[Any],
+        *,
+        workspace_id: str | None = None,
+        connection: Connection | None = None,
+    ) -> SentMany:
+        """Send payloads, or OutgoingMessages with options of their own, in this order: all or, on an error, none.
+
+        The messages may be any iterable, also an asynchronous one. They are sent as they come, so their number is not
+        limited by memory. `workspace_id` holds for those that name none.
+        """
+        check_name("queue_name", queue_name)
+        chunks = in_chunks(messages, workspace_id)
+        return await self._open.queue.send_many(queue_name, chunks, connection=connection)
+
+    async def queue_states(self) -> list[QueueState]:
+        """Every queue with unfinished or dead messages or a running worker. Counts them, so it costs what there is."""
+        return await self._open.queue.queue_states()
+
+    async def unhandled_queues(self) -> list[str]:
+        """Queues with unfinished messages that no running worker handles."""
+        return await self._open.queue.unhandled_queues()
+
+    async def list_dead(
+        self,
+        *,
+        queue_name: str | None = None,
+        workspace_id: str | None = None,
+        after_id: str | None = None,
+        limit: int = 100,
+    ) -> list[DeadMessage]:
+        """A page of dead letters, the latest first; `after_id` is the last id of the page before."""
+        check_count("limit", limit, most=LARGEST_PAGE)
+        _check_names(queue_name=queue_name, workspace_id=workspace_id, after_id=after_id)
+        return await self._open.queue.list_dead(
+            queue_name=queue_name, workspace_id=workspace_id, after_id=after_id, limit=limit
+        )
+
+    async def get_dead(self, message_id: str) -> DeadMessage:
+        """One dead letter; MessageNotFoundError if there is none under this id."""
+        check_name("message_id", message_id)
+        return await self._open.queue.get_dead(message_id)
+
+    async def redrive_dead(
+        self,
+        message_ids: Sequence[str] | None = None,
+        *,
+        queue_name: str | None = None,
+        workspace_id: str | None = None,
+    ) -> int:
+        """Let dead letters begin anew, with all their attempts: those of these ids, of a queue, of a workspace, or all.
+
+        Returns how many did. One whose dedupe key another unfinished message has stays dead.
+        """
+        _check_names(queue_name=queue_name, workspace_id=workspace_id)
+        ids = _check_ids(message_ids)
+        return await self._open.queue.redrive_dead(ids=ids, queue_name=queue_name, workspace_id=workspace_id)
+
+    async def purge_dead(
+        self,
+        message_ids: Sequence[str] | None = None,
+        *,
+        queue_name: str | None = None,
+        workspace_id: str | None = None,
+    ) -> int:
+        """Remove dead letters for good, chosen as in `redrive_dead`; how many there were."""
+        _check_names(queue_name=queue_name, workspace_id=workspace_id)
+        ids = _check_ids(message_ids)
+        return await self._open.queue.purge_dead(ids=ids, queue_name=queue_name, workspace_id=workspace_id)
 
     async def schedule(
         self,
@@ -195,6 +328,20 @@ async def _prepare_schema(database: Database, settings: Settings) -> None:
             f"{len(pending)} migration(s) are pending, from {pending[0].label} on: run 'cron-ticks migrate' first "
             "(CRON_TICKS_MIGRATE_ON_START is off)"
         )
+
+
+def _check_names(**names: str | None) -> None:
+    for field, value in names.items():
+        if value is not None:
+            check_name(field, value)
+
+
+def _check_ids(message_ids: Sequence[str] | None) -> list[str] | None:
+    if message_ids is None:
+        return None
+    if isinstance(message_ids, str):
+        raise InvalidInputError("message_ids", "must be a list of ids, not one text")
+    return [check_name("message_ids", message_id) for message_id in message_ids]
 
 
 def _log_schedule(event: str, schedule: Schedule, connection: Connection | None) -> None:

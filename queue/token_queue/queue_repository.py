@@ -1,163 +1,338 @@
-"""All SQL about messages.
+"""Messages, tokens and workers in the database. The statements are in `queue_sql`."""
 
-As in the cron core, the time is an argument: NULL means the database's clock. A claim is a worker and an attempt, so
-that a worker which took its own message over again is not confused with itself.
-"""
+from collections.abc import AsyncIterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-import json
-from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+import asyncpg
 
-from cron_ticks.database import Database
-from token_queue.message import Message
+from cron_ticks.database import Connection, Database
+from cron_ticks.errors import MessageNotFoundError
+from cron_ticks.ids import new_token_id
+from token_queue import queue_sql as sql
+from token_queue.handlers import QueueHandler
+from token_queue.message import PRIORITIES, DeadMessage, Message, QueueState, Sent, SentMany
+from token_queue.sending import NewMessage, parse_json
 
 LONGEST_ERROR = 10_000
-
-# The queue's part of the firing statement: a message per taken tick, with the tick's ULID.
-INSERT_FROM_TAKEN = """
-    INSERT INTO {schema}.queue_messages
-        (id, queue_name, workspace_id, payload, headers, schedule_id, scheduled_for, process_after, inserted_at)
-    SELECT 'msg_' || substr(taken.id, 6), taken.queue_name, taken.workspace_id, taken.payload,
-        jsonb_build_object(
-            'schedule_id', taken.schedule_id,
-            'schedule_name', taken.schedule_name,
-            'scheduled_for', to_char(taken.scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-            'tick_id', taken.id,
-            'ticker_id', pass.ticker_id,
-            'origin', 'schedule'),
-        taken.schedule_id, taken.scheduled_for, pass.instant, pass.instant
-    FROM taken, pass
-"""
-
-# Takes due messages of the queues that this process handles, earliest first. One bounded index scan per queue, so a
-# backlog elsewhere costs nothing. The attempt counts from here: a worker that dies has used it. Messages that this
-# process still works on are left out, even if their claim ran out.
-CLAIM_MESSAGES = """
-WITH clock AS (SELECT coalesce($5::timestamptz, statement_timestamp()) AS instant),
-due AS (
-    SELECT pending.id
-    FROM unnest($1::text[]) AS handled (queue_name)
-    CROSS JOIN LATERAL (
-        SELECT id, process_after
-        FROM {schema}.queue_messages AS message
-        WHERE message.queue_name = handled.queue_name
-            AND completed_at IS NULL AND dlq_at IS NULL
-            AND process_after <= (SELECT instant FROM clock)
-            AND id <> ALL ($6::text[])
-        ORDER BY process_after
-        LIMIT $3
-        FOR UPDATE SKIP LOCKED
-    ) AS pending
-    ORDER BY pending.process_after
-    LIMIT $3
-)
-UPDATE {schema}.queue_messages AS message
-SET claimed_by = $2, process_after = clock.instant + $4::interval, attempts = attempts + 1
-FROM due, clock
-WHERE message.id = due.id
-RETURNING message.id, queue_name, workspace_id, payload::text AS payload, headers::text AS headers, attempts
-"""
-
-# Keeps claims in use; what doesn't come back was taken over by another process.
-RENEW_CLAIMS = """
-UPDATE {schema}.queue_messages AS message
-SET process_after = coalesce($4::timestamptz, statement_timestamp()) + $3::interval
-FROM unnest($1::text[], $5::int[]) AS held (id, attempt)
-WHERE message.id = held.id AND message.attempts = held.attempt
-    AND claimed_by = $2 AND completed_at IS NULL AND dlq_at IS NULL
-RETURNING message.id
-"""
-
-# Only the claim's owner can end the message, and only as long as the attempt is the one that it claimed.
-COMPLETE_MESSAGE = """
-UPDATE {schema}.queue_messages
-SET completed_at = coalesce($3::timestamptz, statement_timestamp()), claimed_by = NULL
-WHERE id = $1 AND claimed_by = $2 AND attempts = $4 AND completed_at IS NULL
-RETURNING true
-"""
-
-# Tried again after a pause, or dead when its attempts are used up.
-FAIL_MESSAGE = """
-UPDATE {schema}.queue_messages
-SET last_error = $3, claimed_by = NULL,
-    process_after = coalesce($6::timestamptz, statement_timestamp()) + $5::interval,
-    dlq_at = CASE WHEN attempts >= $4 THEN coalesce($6::timestamptz, statement_timestamp()) END
-WHERE id = $1 AND claimed_by = $2 AND attempts = $7 AND completed_at IS NULL
-RETURNING true
-"""
-
-# Given back untried by a worker that stops: due again at once, and the attempt doesn't count.
-RELEASE_MESSAGE = """
-UPDATE {schema}.queue_messages
-SET claimed_by = NULL, attempts = attempts - 1, process_after = coalesce($3::timestamptz, statement_timestamp())
-WHERE id = $1 AND claimed_by = $2 AND attempts = $4 AND completed_at IS NULL
-RETURNING true
-"""
+LONGEST_TRACEBACK = 20_000
+DEAD_BATCH = 1000
+NORMAL = PRIORITIES.index("normal")
+THE_BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
 class QueueSink:
     """Our own queue as a sink of the cron."""
 
-    insert_from_taken = INSERT_FROM_TAKEN
+    insert_from_taken = sql.INSERT_FROM_TAKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A leased pair."""
+
+    id: str
+    queue_name: str
+    workspace_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the queues found."""
+
+    leased: list[Token]
+    expired: int  # tokens of workers that died or hung
+    charged: int  # messages that these had in hand
+    due_in: timedelta | None  # until the next message that isn't due yet, as far as known
+    expiry_in: timedelta | None  # until the next token may run out
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A fetch for one pair: so many messages, beside those in hand."""
+
+    token_id: str
+    most: int
+    in_hand: Sequence[str]
+    shared: bool  # the pair may have other tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A message as it came, and how many workers died with it in hand."""
+
+    message: Message[object]
+    worker_deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed; without `retry_in` the message is dead."""
+
+    error_type: str
+    error_message: str
+    error_traceback: str | None
+    retry_in: timedelta | None
+
+
+Key = tuple[str, str]  # of a message in hand: its id, and the token's
 
 
 class QueueRepository:
-    """Messages in the database, as one ticker claims and ends them."""
+    """Messages and tokens in the database, as one worker sees them."""
 
-    def __init__(self, database: Database, ticker_id: str) -> None:
+    def __init__(self, database: Database, worker_id: str) -> None:
         self._database = database
-        self._ticker_id = ticker_id
+        self._worker_id = worker_id
 
-    async def claim(
-        self,
-        queues: Sequence[str],
-        *,
-        limit: int,
-        lease: timedelta,
-        except_ids: Collection[str] = (),
-        now: datetime | None = None,
-    ) -> list[Message]:
-        """Claim due messages for the length of a lease."""
-        arguments = (queues, self._ticker_id, limit, lease, now, list(except_ids))
-        return [
-            Message(
-                id=row["id"],
-                queue_name=row["queue_name"],
-                workspace_id=row["workspace_id"],
-                payload=json.loads(row["payload"]),
-                headers=json.loads(row["headers"]),
-                attempt=row["attempts"],
+    async def send(self, queue_name: str, message: NewMessage, *, connection: Connection | None = None) -> Sent:
+        """Send one message, or find the unfinished one that has its dedupe key."""
+        while True:
+            row = await self._database.fetchrow(
+                sql.SEND_ONE,
+                message.id,
+                queue_name,
+                message.workspace_id,
+                message.payload_json,
+                message.headers_json,
+                message.priority,
+                message.dedupe_key,
+                message.process_at,
+                message.delay,
+                self._database.channel,
+                connection=connection,
             )
-            for row in await self._database.fetch(CLAIM_MESSAGES, *arguments)
-        ]
+            if row is not None:
+                return Sent(message.id)
+            first = await self._database.fetchval(
+                sql.FIND_DUPLICATE, queue_name, message.workspace_id, message.dedupe_key, connection=connection
+            )
+            if first is not None:  # else it has ended meanwhile, and the key is free
+                return Sent(first, duplicate=True)
 
-    async def renew(self, messages: Collection[Message], *, lease: timedelta, now: datetime | None = None) -> set[str]:
-        """Renew claims; the ids of those that are still ours."""
-        ids, attempts = [message.id for message in messages], [message.attempt for message in messages]
-        rows = await self._database.fetch(RENEW_CLAIMS, ids, self._ticker_id, lease, now, attempts)
+    async def send_many(
+        self, queue_name: str, chunks: AsyncIterable[list[NewMessage]], *, connection: Connection | None = None
+    ) -> SentMany:
+        """Send all or, on any error, none."""
+        total = sent = 0
+        async with self._database.transaction(connection) as chosen:
+            async for chunk in chunks:
+                row = await self._database.fetchrow(
+                    sql.SEND_MANY,
+                    [message.id for message in chunk],
+                    queue_name,
+                    _column([message.workspace_id for message in chunk], None),
+                    [message.payload_json for message in chunk],
+                    _column([message.headers_json for message in chunk], "{}"),
+                    _column([message.priority for message in chunk], NORMAL),
+                    _column([message.dedupe_key for message in chunk], None),
+                    _column([message.process_at for message in chunk], None),
+                    _column([message.delay for message in chunk], None),
+                    self._database.channel,
+                    connection=chosen,
+                )
+                total += len(chunk)
+                sent += 0 if row is None else row["sent"]
+        return SentMany(sent, total - sent)
+
+    async def wake_workers(self, queues: Sequence[str]) -> None:
+        """Wake sleeping workers of these queues."""
+        await self._database.fetch(sql.WAKE_WORKERS, self._database.channel, list(queues))
+
+    async def look(
+        self,
+        handlers: Sequence[QueueHandler],
+        rooms: Sequence[int],
+        *,
+        most: int,
+        lease: timedelta,
+        asleep: bool = False,
+        served: Sequence[tuple[str, str]] = (),
+        now: datetime | None = None,
+    ) -> Look:
+        """Say that this worker is there, take what dead ones left, and lease up to `most` pairs."""
+        rows = await self._database.fetch(
+            sql.LOOK,
+            now,
+            self._worker_id,
+            asleep,
+            [handler.queue_name for handler in handlers],
+            [handler.options.tokens_per_pair for handler in handlers],
+            rooms,
+            [queue_name for queue_name, _ in served],
+            [workspace for _, workspace in served],
+            [new_token_id() for _ in range(most)],
+            lease,
+        )
+        leased = [Token(row["id"], row["queue_name"], row["workspace_id"]) for row in rows if row["id"] is not None]
+        first = rows[0]
+        return Look(leased, first["expired"], first["charged"], first["due_in"], first["expiry_in"])
+
+    async def fetch(self, wanted: Sequence[Wanted], *, now: datetime | None = None) -> dict[str, list[Fetched]]:
+        """Due messages per token, in their order; a token that isn't in the result is not ours any more."""
+        if not any(pair.shared for pair in wanted):
+            return await self._fetch(wanted, now, None)
+        async with self._database.transaction() as connection:
+            await self._database.fetch(sql.LOCK_PAIRS, [pair.token_id for pair in wanted], connection=connection)
+            return await self._fetch(wanted, now, connection)
+
+    async def _fetch(
+        self, wanted: Sequence[Wanted], now: datetime | None, connection: Connection | None
+    ) -> dict[str, list[Fetched]]:
+        rows = await self._database.fetch(
+            sql.FETCH_MESSAGES,
+            now,
+            [pair.token_id for pair in wanted],
+            [pair.most for pair in wanted],
+            [message_id for pair in wanted for message_id in pair.in_hand],
+            [pair.token_id for pair in wanted for _ in pair.in_hand],
+            connection is not None,
+            connection=connection,
+        )
+        fetched: dict[str, list[Fetched]] = {}
+        for row in rows:
+            messages = fetched.setdefault(row["held_id"], [])
+            if row["id"] is not None:
+                messages.append(Fetched(_message(row), row["worker_deaths"]))
+        return fetched
+
+    async def complete(
+        self, messages: Sequence[Key], *, release: Sequence[str] = (), now: datetime | None = None
+    ) -> set[str]:
+        """Complete messages and let go of tokens; the tokens that were ours."""
+        ids, tokens = _columns(messages)
+        touched = list({*tokens, *release})
+        rows = await self._database.fetch(sql.COMPLETE_MESSAGES, now, ids, tokens, touched, release)
         return {row["id"] for row in rows}
 
-    async def complete(self, message: Message, *, now: datetime | None = None) -> bool:
-        """End the message; False if it is no longer ours."""
-        return await self._end(COMPLETE_MESSAGE, message.id, self._ticker_id, now, message.attempt)
-
-    async def fail(
-        self, message: Message, error: str, *, max_attempts: int, retry_in: timedelta, now: datetime | None = None
-    ) -> bool:
-        """Note the error and let the message be tried again, or bury it; False if it is no longer ours."""
-        text = storable(error)
-        return await self._end(
-            FAIL_MESSAGE, message.id, self._ticker_id, text, max_attempts, retry_in, now, message.attempt
+    async def fail(self, messages: Sequence[tuple[Key, Failure]], *, now: datetime | None = None) -> set[str]:
+        """Note failed attempts; the tokens that were ours."""
+        ids, tokens = _columns([key for key, _ in messages])
+        failures = [failure for _, failure in messages]
+        rows = await self._database.fetch(
+            sql.FAIL_MESSAGES,
+            now,
+            ids,
+            tokens,
+            list(set(tokens)),
+            [storable(failure.error_type) for failure in failures],
+            [storable(failure.error_message) for failure in failures],
+            [
+                None if failure.error_traceback is None else storable(failure.error_traceback, LONGEST_TRACEBACK)
+                for failure in failures
+            ],
+            [failure.retry_in for failure in failures],
         )
+        return {row["id"] for row in rows}
 
-    async def release(self, message: Message, *, now: datetime | None = None) -> bool:
-        """Give the claim back untried; False if it is no longer ours."""
-        return await self._end(RELEASE_MESSAGE, message.id, self._ticker_id, now, message.attempt)
+    async def bury(self, messages: Sequence[Key], *, now: datetime | None = None) -> set[str]:
+        """Give up messages without another try; the tokens that were ours."""
+        ids, tokens = _columns(messages)
+        rows = await self._database.fetch(sql.BURY_MESSAGES, now, ids, tokens, list(set(tokens)))
+        return {row["id"] for row in rows}
 
-    async def _end(self, statement: str, *arguments: object) -> bool:
-        return await self._database.fetchval(statement, *arguments) is not None
+    async def renew(self, token_ids: Sequence[str], *, lease: timedelta, now: datetime | None = None) -> set[str]:
+        """Renew tokens; those that are still ours."""
+        rows = await self._database.fetch(sql.RENEW_TOKENS, now, token_ids, lease)
+        return {row["id"] for row in rows}
+
+    async def retire(self) -> None:
+        """This worker is gone, and its tokens are free."""
+        await self._database.fetch(sql.RETIRE_WORKER, self._worker_id, self._database.channel)
+
+    async def delete_completed(
+        self, handlers: Sequence[QueueHandler], *, limit: int, now: datetime | None = None
+    ) -> int:
+        """Remove completed messages past their retention; fewer than `limit` means that none is left."""
+        rows = await self._database.fetch(
+            sql.DELETE_COMPLETED,
+            now,
+            [handler.queue_name for handler in handlers],
+            [handler.options.retention for handler in handlers],
+            limit,
+        )
+        return len(rows)
+
+    async def delete_lost_workers(self, *, now: datetime | None = None) -> None:
+        """Forget workers that died long ago."""
+        await self._database.fetch(sql.DELETE_LOST_WORKERS, now)
+
+    async def unhandled_queues(self, *, now: datetime | None = None) -> list[str]:
+        """Queues with unfinished messages that no running worker handles."""
+        return [row["queue_name"] for row in await self._database.fetch(sql.UNHANDLED_QUEUES, now)]
+
+    async def queue_states(self, *, now: datetime | None = None) -> list[QueueState]:
+        """Every queue with unfinished or dead messages, or a running worker."""
+        return [QueueState(**row) for row in await self._database.fetch(sql.QUEUE_STATES, now)]
+
+    async def list_dead(
+        self, *, queue_name: str | None, workspace_id: str | None, after_id: str | None, limit: int
+    ) -> list[DeadMessage]:
+        """Dead letters, the latest first."""
+        rows = await self._database.fetch(sql.LIST_DEAD, queue_name, workspace_id, limit, after_id)
+        return [_dead(row) for row in rows]
+
+    async def get_dead(self, message_id: str) -> DeadMessage:
+        """One dead letter."""
+        row = await self._database.fetchrow(sql.GET_DEAD, message_id)
+        if row is None:
+            raise MessageNotFoundError(f"there is no dead letter {message_id}")
+        return _dead(row)
+
+    async def redrive_dead(self, *, ids: Sequence[str] | None, queue_name: str | None, workspace_id: str | None) -> int:
+        """Let dead letters begin anew; how many did."""
+        return await self._change_dead(sql.REDRIVE_DEAD, ids, queue_name, workspace_id)
+
+    async def purge_dead(self, *, ids: Sequence[str] | None, queue_name: str | None, workspace_id: str | None) -> int:
+        """Remove dead letters; how many there were."""
+        return await self._change_dead(sql.PURGE_DEAD, ids, queue_name, workspace_id)
+
+    async def _change_dead(
+        self, statement: str, ids: Sequence[str] | None, queue_name: str | None, workspace_id: str | None
+    ) -> int:
+        """In batches, up to what is dead now."""
+        until = await self._database.fetchval("SELECT statement_timestamp()")
+        after: tuple[datetime, str] = (THE_BEGINNING, "")
+        changed = 0
+        while True:
+            try:
+                row = await self._database.fetchrow(statement, ids, queue_name, workspace_id, DEAD_BATCH, until, *after)
+            except asyncpg.UniqueViolationError:
+                continue  # a message with the same dedupe key was sent just now: the next look sees it
+            if row is None:
+                return changed
+            changed += row["changed"]
+            after = (row["dlq_at"], row["id"])
+            if row["queues"]:
+                await self.wake_workers(row["queues"])
 
 
-def storable(text: str) -> str:
+def storable(text: str, longest: int = LONGEST_ERROR) -> str:
     """A text that PostgreSQL can keep: no NUL, no lone surrogates, not endless."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:LONGEST_ERROR]
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:longest]
+
+
+def _column(values: list[Any], default: object) -> list[Any]:
+    """Empty where there is nothing but the default: every array costs its encoding."""
+    return [] if values.count(default) == len(values) else values
+
+
+def _columns(messages: Sequence[Key]) -> tuple[list[str], list[str]]:
+    return [message_id for message_id, _ in messages], [token_id for _, token_id in messages]
+
+
+def _message(row: asyncpg.Record) -> Message[object]:
+    return Message(
+        row["id"],
+        row["queue_name"],
+        row["workspace_id"],
+        parse_json(row["payload"]),
+        parse_json(row["headers"]),
+        row["attempts"] + 1,
+    )
+
+
+def _dead(row: asyncpg.Record) -> DeadMessage:
+    fields = dict(row)
+    return DeadMessage(**fields | {"payload": parse_json(fields["payload"]), "headers": parse_json(fields["headers"])})

@@ -1,44 +1,69 @@
-"""The message ticker: every 100 ms it fires due ticks and hands due messages to their handlers."""
+"""The message ticker: fires due ticks, and takes due messages into hand, every 100 ms or when it is woken up."""
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
 
-from cron_ticks.database import PASSING_ERRORS
-from cron_ticks.loops import Pause, backoff_seconds
+from cron_ticks.loops import Pause
 from cron_ticks.repository import CronRepository, FiredTick
 from cron_ticks.settings import Settings
+from token_queue.hand import MOST_PAIRS, Hand, Pair
 from token_queue.handlers import Handlers
-from token_queue.message import Message
-from token_queue.queue_repository import QueueRepository, QueueSink
+from token_queue.lanes import Lanes
+from token_queue.outcomes import OutcomeWriter
+from token_queue.queue_repository import Look, QueueRepository, QueueSink, Wanted
 
 log = structlog.get_logger("token_queue.ticker")
 
-FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 300.0
-LAST_WORDS_SECONDS = 2.0
-SPREAD = (0.8, 1.2)  # of the pause, so that the tickers of many pods don't look in step
+SPREAD = (0.8, 1.2)  # of a pause, so that the tickers of many pods don't look in step
+BEAT_SECONDS = 5.0  # a worker without room says at least so often that it is there
+BUSY_SECONDS = 1.0  # of finding work at every look: then it looks often, and senders need not wake it up
+QUIET_SECONDS = 0.5  # without finding any: then they have to
 
 
-Outcome = Callable[[], Awaitable[bool]]
+class Wakefulness:
+    """Whether senders have to wake this worker up, and how long it may sleep when they do.
 
+    A sender that saw the worker awake may still be about to commit. So it sleeps no longer at a time than it has been
+    asleep, and only by and by as long as it may.
+    """
 
-@dataclass(frozen=True)
-class InFlight:
-    """A message and the scope in which its handler runs."""
+    def __init__(self) -> None:
+        self._streak_began = self._found_at = -QUIET_SECONDS
+        self._asleep_since: float | None = None
 
-    message: Message
-    handling: anyio.CancelScope
+    def note_found(self, now: float) -> None:
+        """A look found work."""
+        if now - self._found_at >= QUIET_SECONDS:
+            self._streak_began = now
+        self._found_at = now
+
+    def asleep(self, now: float, *, hears: bool) -> bool:
+        """What to tell senders with the next look."""
+        busy = now - self._found_at < QUIET_SECONDS and self._found_at - self._streak_began >= BUSY_SECONDS
+        return hears and not busy
+
+    def note_told(self, now: float, *, asleep: bool) -> None:
+        """Senders know."""
+        if not asleep:
+            self._asleep_since = None
+        elif self._asleep_since is None:
+            self._asleep_since = now
+
+    def longest_sleep(self, now: float, *, shortest: float, longest: float) -> float:
+        """How long to sleep if nothing is known to become due."""
+        if self._asleep_since is None:
+            return shortest
+        return min(max(now - self._asleep_since, shortest), longest)
 
 
 class MessageTicker:
-    """Fires ticks and starts handlers. Handlers run in `tasks`, so a slow one never delays a firing."""
+    """Fires ticks and keeps the hand full. Handlers run in lanes, so a slow one never delays a firing."""
 
     name = "message-ticker"
 
@@ -50,163 +75,194 @@ class MessageTicker:
         settings: Settings,
         *,
         ticker_id: str,
-        tasks: TaskGroup,
+        hand: Hand,
+        lanes: Lanes,
+        writer: OutcomeWriter,
         pause: Pause,
+        hears: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cron = cron
         self._queue = queue
-        self._handlers = handlers
+        self._handlers = handlers.all()
+        self._by_queue = {handler.queue_name: handler for handler in self._handlers}
         self._settings = settings
         self._ticker_id = ticker_id
-        self._tasks = tasks
+        self._hand = hand
+        self._lanes = lanes
+        self._writer = writer
         self._pause = pause
+        self._hears = hears
         self._sink = QueueSink()
-        self._lease = timedelta(seconds=settings.lease_seconds)
-        self._in_flight: dict[str, InFlight] = {}
-
-    @property
-    def in_flight(self) -> list[Message]:
-        """The messages whose handlers run."""
-        return [entry.message for entry in self._in_flight.values()]
+        self._lease_length = timedelta(seconds=settings.lease_seconds)
+        self._interval = settings.ticker_interval_ms / 1000
+        self._wakefulness = Wakefulness()
+        self._fire_at = self._beat_at = 0.0
+        self._look_at = 0.0  # when something known becomes due
 
     async def run_once(self) -> float:
-        """Fire what is due, then claim as many messages as there is room for."""
-        await self._fire_due_ticks()
-        if not self._pause.stopping:
-            await self._start_messages()
-        return self._settings.ticker_interval_ms / 1000 * random.uniform(*SPREAD)  # noqa: S311 - no secret
+        """Fire what is due, then take as many messages as there is room for."""
+        if time.monotonic() >= self._fire_at:
+            await self._fire_due_ticks()
+        if self._handlers and not self._pause.stopping:
+            await self._take_messages()
+        return self._seconds_to_sleep()
 
-    def abandon(self, messages: Collection[Message]) -> None:
-        """End the handlers of messages that were taken over by another process."""
-        for message in messages:
-            entry = self._in_flight.get(message.id)
-            if entry is not None and entry.message == message:
-                log.warning("claim_lost", message_id=message.id, queue=message.queue_name)
-                entry.handling.cancel()
+    def wake(self) -> None:
+        """Look now: there is room, or news about NOTIFY."""
+        self._pause.wake()
+
+    def notice(self, queue_name: str) -> None:
+        """A message was sent to this queue."""
+        if queue_name in self._by_queue:
+            for pair in self._hand.pairs.values():
+                if pair.handler.queue_name == queue_name:
+                    pair.fetch_at = 0.0
+            self._pause.wake()
+
+    def note_ticks_made(self) -> None:
+        """This process has made ticks: ask anew when the next is due."""
+        self._fire_at = 0.0
+        self._pause.wake()
 
     async def _fire_due_ticks(self) -> None:
+        due_in = await self._cron.next_due_in()
+        if due_in is not None and due_in <= timedelta(0):
+            await self._drain_ticks()
+            due_in = await self._cron.next_due_in()
+        longest = self._settings.ticker_idle_seconds if self._hears() else self._interval
+        known = longest if due_in is None else due_in.total_seconds()
+        # What is due and still there is in another ticker's hands.
+        self._fire_at = time.monotonic() + min(known if known > 0 else self._interval / 10, longest)
+
+    async def _drain_ticks(self) -> None:
         limit = self._settings.ticker_batch_size
         while True:
             fired = await self._cron.fire_due_ticks(self._sink, ticker_id=self._ticker_id, limit=limit)
             if fired:
                 _log_fired(fired)
+                await self._wake_others(fired)
             if len(fired) < limit:
                 return
 
-    async def _start_messages(self) -> None:
-        room = self._settings.message_concurrency - len(self.in_flight)
-        queues = self._handlers.queues()
-        if room <= 0 or not queues:
+    async def _wake_others(self, fired: Sequence[FiredTick]) -> None:
+        """Those who sleep don't know of messages that this process can't handle, or not all at once."""
+        queues = {tick.queue_name for tick in fired}
+        if len(fired) > self._settings.message_concurrency or not queues <= self._by_queue.keys():
+            await self._queue.wake_workers(sorted(queues))
+
+    async def _take_messages(self) -> None:
+        now = time.monotonic()
+        most = min(self._hand.room(), MOST_PAIRS)
+        if most > 0 or now >= self._beat_at:
+            await self._lease(now, most)
+        else:
+            self._look_at = self._beat_at
+        await self._fetch()
+        self._lanes.dispatch()
+
+    async def _lease(self, now: float, most: int) -> None:
+        asleep = self._wakefulness.asleep(now, hears=self._hears())
+        look = await self._queue.look(
+            self._handlers,
+            [self._hand.queue_room(handler.queue_name) for handler in self._handlers],
+            most=most,
+            lease=self._lease_length,
+            asleep=asleep,
+            served=list(self._hand.served),
+        )
+        self._beat_at = now + BEAT_SECONDS
+        self._wakefulness.note_told(now, asleep=asleep)
+        if look.leased:
+            self._wakefulness.note_found(now)
+        self._hand.crowded = len(look.leased) == most
+        self._look_at = now + self._known_seconds(look)
+        if look.expired:
+            log.warning("tokens_expired", tokens=look.expired, messages_charged=look.charged)
+        for token in look.leased:
+            handler = self._by_queue[token.queue_name]
+            valid_until = now + self._settings.lease_seconds
+            self._hand.add(Pair(token.id, handler, token.workspace_id, valid_until=valid_until))
+
+    def _known_seconds(self, look: Look) -> float:
+        """Until something is due that this look knows of; at once after an expiry, because its pair is free now."""
+        if look.expired:
+            return 0.0
+        known = [span.total_seconds() for span in (look.due_in, look.expiry_in) if span is not None]
+        return max(0.0, min(known, default=math.inf))
+
+    async def _fetch(self) -> None:
+        now = time.monotonic()
+        pairs = self._hand.wanting(now)
+        if not pairs:
             return
-        messages = await self._queue.claim(queues, limit=room, lease=self._lease, except_ids=self._in_flight)
-        for message in messages:
-            self._in_flight[message.id] = InFlight(message, anyio.CancelScope())
-            self._tasks.start_soon(self._process, self._in_flight[message.id])
-
-    async def _process(self, entry: InFlight) -> None:
-        message = entry.message
+        share = max(1, self._hand.room() // len(pairs))
+        wanted = [self._wanted(pair, share) for pair in pairs]
+        for pair in pairs:
+            pair.fetching = True
         try:
-            write = await self._handle(entry)
-            if write is not None:
-                await self._settle(message, write)
+            fetched = await self._queue.fetch(wanted)
         finally:
-            del self._in_flight[message.id]
-            self._pause.wake()
+            for pair in pairs:
+                pair.fetching = False
+        for pair, request in zip(pairs, wanted, strict=True):
+            if pair.token_id not in fetched:
+                self._hand.lose(pair)
+                continue
+            messages = [(entry.message, entry.worker_deaths) for entry in fetched[pair.token_id]]
+            if messages:
+                self._wakefulness.note_found(now)
+            self._hand.put(pair, messages, first=not pair.fetched)
+            pair.fetched = True
+            pair.drained = len(messages) < request.most
+            pair.fetch_at = now + self._interval
+        self._writer.wake()
 
-    async def _handle(self, entry: InFlight) -> Outcome | None:
-        """Run the handler; what to write of it, or None if the message is no longer ours or was given back."""
-        message = entry.message
-        if message.attempt > self._settings.message_max_attempts:
-            return self._failure(message, "its workers died before they could end it")
-        try:
-            with entry.handling:
-                await self._handlers.handle(message)
-                return lambda: self._queue.complete(message)
-        except anyio.get_cancelled_exc_class() as error:
-            if not _stopping():  # the handler let out a cancellation of something else
-                return self._failure(message, f"{type(error).__name__}: {error}")
-            await self._last_words(message, lambda: self._queue.release(message))
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the message's outcome
-            return self._failure(message, f"{type(error).__name__}: {error}")
-        return None
+    def _wanted(self, pair: Pair, share: int) -> Wanted:
+        most = max(1, min(share, self._hand.queue_room(pair.handler.queue_name)))
+        shared = pair.handler.options.tokens_per_pair > 1
+        return Wanted(pair.token_id, most, pair.in_hand, shared)
 
-    def _failure(self, message: Message, error: str) -> Outcome:
-        dead = message.attempt >= self._settings.message_max_attempts
-        log.warning(
-            "message_dead" if dead else "message_failed",
-            message_id=message.id,
-            queue=message.queue_name,
-            attempt=message.attempt,
-            error=error,
-        )
-        return lambda: self._queue.fail(
-            message,
-            error,
-            max_attempts=self._settings.message_max_attempts,
-            retry_in=timedelta(seconds=retry_seconds(message.attempt)),
-        )
-
-    async def _settle(self, message: Message, write: Outcome) -> None:
-        """Write the outcome, trying again while the server is away: the work is done and must not be done twice."""
-        attempts = 0
-        try:
-            while not await self._written(message, write):
-                attempts += 1
-                await anyio.sleep(backoff_seconds(attempts))
-        except anyio.get_cancelled_exc_class():
-            await self._last_words(message, write)
-            raise
-
-    async def _last_words(self, message: Message, write: Outcome) -> None:
-        """One more try in the short time that a process has after its grace; else the claim runs out by itself."""
-        with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True):
-            await self._written(message, write)
-
-    async def _written(self, message: Message, write: Outcome) -> bool:
-        """False if it is worth another try."""
-        try:
-            if not await write():
-                log.warning("claim_lost", message_id=message.id, queue=message.queue_name)
-        except PASSING_ERRORS as error:
-            log.warning("outcome_not_written", message_id=message.id, error=str(error))
-            return False
-        except Exception as error:
-            log.exception("outcome_refused", message_id=message.id, error=str(error))
-        return True
+    def _seconds_to_sleep(self) -> float:
+        """Until something is due that is known, or as long as a sleeper may; NOTIFY ends it."""
+        now = time.monotonic()
+        if not self._handlers:
+            return max(0.0, self._fire_at - now)
+        longest = self._settings.ticker_idle_seconds
+        sleep = self._wakefulness.longest_sleep(now, shortest=self._interval, longest=longest)
+        moments = (self._fire_at, self._look_at, self._hand.next_retry(now))
+        return max(0.0, min(sleep * random.uniform(*SPREAD), min(moments) - now))  # noqa: S311 - no secret
 
 
-class ClaimRenewal:
-    """Renews the claims on messages whose handlers still run."""
+class TokenRenewal:
+    """Renews the tokens in hand."""
 
-    name = "claim-renewal"
+    name = "token-renewal"
 
-    def __init__(self, ticker: MessageTicker, queue: QueueRepository, settings: Settings) -> None:
-        self._ticker = ticker
+    def __init__(self, hand: Hand, lanes: Lanes, queue: QueueRepository, settings: Settings) -> None:
+        self._hand = hand
+        self._lanes = lanes
         self._queue = queue
         self._settings = settings
 
     async def run_once(self) -> float:
         """Renew once."""
-        messages = self._ticker.in_flight
-        if messages:
+        pairs = [pair for pair in self._hand.pairs.values() if not pair.releasing]
+        if pairs:
+            now = time.monotonic()
             with anyio.fail_after(self._settings.lease_renewal_seconds):
-                renewed = await self._queue.renew(messages, lease=timedelta(seconds=self._settings.lease_seconds))
-            self._ticker.abandon([message for message in messages if message.id not in renewed])
+                renewed = await self._queue.renew(
+                    [pair.token_id for pair in pairs], lease=timedelta(seconds=self._settings.lease_seconds)
+                )
+            for pair in pairs:
+                if pair.token_id in renewed:
+                    pair.valid_until = now + self._settings.lease_seconds
+                elif not pair.releasing and pair.token_id in self._hand.pairs:
+                    self._hand.lose(pair)
+            self._lanes.dispatch()
         return self._settings.lease_renewal_seconds
 
 
-def retry_seconds(attempt: int) -> float:
-    """Exponential, capped."""
-    return min(math.ldexp(FIRST_RETRY_SECONDS, min(attempt - 1, 20)), LONGEST_RETRY_SECONDS)
-
-
-def _stopping() -> bool:
-    """Whether a scope around us was cancelled, as a stop does."""
-    return anyio.current_effective_deadline() == -math.inf
-
-
-def _log_fired(fired: list[FiredTick]) -> None:
+def _log_fired(fired: Sequence[FiredTick]) -> None:
     latest = max(tick.lateness for tick in fired)
     log.info("ticks_fired", ticks=len(fired), lateness_max_ms=round(latest.total_seconds() * 1000, 1))
     for tick in fired:

@@ -1,0 +1,1 @@
+"""Other PostgreSQL queues for Python, measured the same way as ours."""

@@ -1,0 +1,528 @@
+"""The statements of the queue, each with what it guarantees.
+
+As in the cron core, the time is an argument: NULL means the database's clock. A pair is a queue and a workspace, where
+the system-wide workspace counts as ''. Whoever changes a message that may be in a worker's hand locks the token first.
+
+What is looked for by id says coalesce(completed_at, dlq_at) IS NULL, so that no planner without statistics takes the
+index of unfinished messages instead of the key.
+"""
+
+# The queue's part of the firing statement: a message per taken tick, with the tick's ULID.
+INSERT_FROM_TAKEN = """
+    INSERT INTO {schema}.queue_messages
+        (id, queue_name, workspace_id, payload, headers, schedule_id, scheduled_for, process_after, inserted_at)
+    SELECT 'msg_' || substr(taken.id, 6), taken.queue_name, taken.workspace_id, taken.payload,
+        jsonb_build_object(
+            'schedule_id', taken.schedule_id,
+            'schedule_name', taken.schedule_name,
+            'scheduled_for', to_char(taken.scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+            'tick_id', taken.id,
+            'ticker_id', pass.ticker_id,
+            'origin', 'schedule'),
+        taken.schedule_id, taken.scheduled_for, pass.instant, pass.instant
+    FROM taken, pass
+"""
+
+# Wakes workers up, and only if one of the queue sleeps: NOTIFY makes commits wait for each other.
+_WAKE = """
+    SELECT pg_notify({channel}, {queue_name})
+    WHERE EXISTS (
+        SELECT FROM {schema}.queue_workers
+        WHERE asleep AND {queue_name} = ANY (queues) AND seen_at > statement_timestamp() - interval '30 seconds')
+"""
+
+
+def _wake(channel: str, queue_name: str) -> str:
+    return _WAKE.replace("{channel}", channel).replace("{queue_name}", queue_name)
+
+
+# One message, in one round trip. No row: an unfinished message has its dedupe key.
+SEND_ONE = f"""
+WITH sent AS (
+    INSERT INTO {{schema}}.queue_messages
+        (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
+    VALUES ($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6, $7,
+        greatest(coalesce($8::timestamptz, statement_timestamp() + $9::interval), statement_timestamp()),
+        statement_timestamp())
+    ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
+        WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
+    RETURNING id
+)
+SELECT id, ({_wake("$10::text", "$2::text")}) FROM sent
+"""
+
+# The same for many at once, in their order; how many were sent. The others have a dedupe key that is taken. A column
+# that holds nothing but its default is an empty array: unnest() fills it up with NULL.
+SEND_MANY = f"""
+WITH sent AS (
+    INSERT INTO {{schema}}.queue_messages
+        (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
+    SELECT given.id, $2, given.workspace_id, given.payload::jsonb, coalesce(given.headers, '{{}}')::jsonb,
+        coalesce(given.priority, 2), given.dedupe_key,
+        greatest(coalesce(given.process_at, statement_timestamp() + given.delay), statement_timestamp()),
+        statement_timestamp()
+    FROM unnest($1::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[], $8::timestamptz[],
+            $9::interval[])
+        WITH ORDINALITY AS given
+            (id, workspace_id, payload, headers, priority, dedupe_key, process_at, delay, position)
+    ORDER BY position
+    ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
+        WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
+    RETURNING id
+)
+SELECT count(*) AS sent, ({_wake("$10::text", "$2::text")}) FROM sent
+"""
+
+# The unfinished message that a duplicate is a duplicate of.
+FIND_DUPLICATE = """
+SELECT id FROM {schema}.queue_messages
+WHERE queue_name = $1 AND coalesce(workspace_id, '') = coalesce($2, '') AND dedupe_key = $3
+    AND completed_at IS NULL AND dlq_at IS NULL
+"""
+
+# Wakes the sleeping workers of some queues.
+WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2::text[]) AS given (queue_name)"
+
+# One look of a worker, in one statement:
+#
+# - `seen`: it is alive, and whether senders have to wake it up. Written only if that is news.
+# - `charged`: tokens that ran out are removed, and what their holders had in hand has used an attempt. Locked tokens
+#   are skipped: their holder is just ending messages. A message's own state is checked again under its row lock.
+# - `level`: a skip scan over (workspace, priority) of each queue that this process handles. One index probe per level
+#   with unfinished messages, whatever their number: it finds the level and its earliest message at once.
+# - `leased`: pairs with due messages, a free slot and room in this process, those not served lately first, then the
+#   earliest due. Of two workers the unique key lets one through. Inserted in the order of the key, so that two workers
+#   never wait for each other in a circle. Nothing is read of the pair's messages here: only a later statement sees
+#   what the last holder has done with them.
+#
+# The result has the times in which something may be due that isn't now, and a row per token leased.
+LOOK = """
+WITH RECURSIVE clock AS (
+    SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
+),
+seen AS (
+    INSERT INTO {schema}.queue_workers AS worker (id, queues, asleep, started_at, seen_at)
+    SELECT $2, $4::text[], $3, instant, instant
+    FROM clock
+    WHERE NOT EXISTS (
+        SELECT FROM {schema}.queue_workers
+        WHERE id = $2 AND asleep = $3 AND seen_at > instant - interval '5 seconds')
+    ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, asleep = excluded.asleep, seen_at = excluded.seen_at
+),
+expired AS (
+    SELECT id, in_flight
+    FROM {schema}.queue_tokens
+    WHERE leased_until <= (SELECT instant FROM clock)
+    ORDER BY leased_until
+    LIMIT 100
+    FOR UPDATE SKIP LOCKED
+),
+removed AS (
+    DELETE FROM {schema}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM expired))
+),
+charged AS (
+    UPDATE {schema}.queue_messages
+    SET attempts = attempts + 1, worker_deaths = worker_deaths + 1,
+        failed_at = failed_at || (SELECT instant FROM clock),
+        error_type = 'WorkerLost', error_traceback = NULL,
+        error_message = 'its worker died, hung or lost the server while it had the message in hand'
+    WHERE id = ANY (ARRAY(SELECT unnest(in_flight) FROM expired)) AND coalesce(completed_at, dlq_at) IS NULL
+    RETURNING id
+),
+handled AS (
+    SELECT * FROM unnest($4::text[], $5::int[], $6::int[]) AS given (queue_name, tokens, room)
+),
+level AS (
+    SELECT handled.queue_name, first.workspace, first.priority, first.process_after
+    FROM handled
+    CROSS JOIN LATERAL (
+        SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after
+        FROM {schema}.queue_messages AS message
+        WHERE message.queue_name = handled.queue_name AND message.completed_at IS NULL AND message.dlq_at IS NULL
+        ORDER BY coalesce(message.workspace_id, ''), message.priority, message.process_after, message.sequence
+        LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT level.queue_name, next.workspace, next.priority, next.process_after
+    FROM level
+    CROSS JOIN LATERAL (
+        SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after
+        FROM {schema}.queue_messages AS message
+        WHERE message.queue_name = level.queue_name AND message.completed_at IS NULL AND message.dlq_at IS NULL
+            AND (coalesce(message.workspace_id, ''), message.priority) > (level.workspace, level.priority)
+        ORDER BY coalesce(message.workspace_id, ''), message.priority, message.process_after, message.sequence
+        LIMIT 1
+    ) AS next
+),
+due AS (
+    SELECT queue_name, workspace, min(process_after) AS due_at
+    FROM level
+    WHERE process_after <= (SELECT instant FROM clock)
+    GROUP BY queue_name, workspace
+),
+free AS (
+    SELECT due.queue_name, due.workspace, due.due_at, handled.room, taken.slots,
+        coalesce(served.position, 0) AS served_lately
+    FROM due
+    JOIN handled USING (queue_name)
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(token.slot), '{}') AS slots,
+            coalesce(sum(cardinality(token.in_flight)), 0) AS messages
+        FROM {schema}.queue_tokens AS token
+        WHERE token.queue_name = due.queue_name AND coalesce(token.workspace_id, '') = due.workspace
+    ) AS taken
+    LEFT JOIN unnest($7::text[], $8::text[]) WITH ORDINALITY AS served (queue_name, workspace, position)
+        ON served.queue_name = due.queue_name AND served.workspace = due.workspace
+    WHERE taken.slots = '{}'
+        OR cardinality(taken.slots) < handled.tokens AND (
+            SELECT count(*) > taken.messages
+            FROM (
+                SELECT FROM {schema}.queue_messages AS message
+                WHERE message.queue_name = due.queue_name AND coalesce(message.workspace_id, '') = due.workspace
+                    AND message.completed_at IS NULL AND message.dlq_at IS NULL
+                    AND message.process_after <= (SELECT instant FROM clock)
+                LIMIT taken.messages + 1
+            ) AS beyond)
+),
+chosen AS (
+    SELECT queue_name, workspace, slots, row_number() OVER () AS position
+    FROM (
+        SELECT *
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY queue_name ORDER BY served_lately, due_at) AS place FROM free
+        ) AS ranked
+        WHERE place <= room
+        ORDER BY served_lately, due_at
+        LIMIT cardinality($9::text[])
+    ) AS best
+),
+leased AS (
+    INSERT INTO {schema}.queue_tokens (id, queue_name, workspace_id, slot, leased_by, leased_at, leased_until)
+    SELECT ($9::text[])[position], queue_name, nullif(workspace, ''),
+        (SELECT min(slot) FROM generate_series(0, cardinality(slots)) AS slot WHERE slot <> ALL (slots)),
+        $2, instant, instant + $10::interval
+    FROM chosen, clock
+    ORDER BY queue_name, workspace
+    ON CONFLICT (queue_name, coalesce(workspace_id, ''), slot) DO NOTHING
+    RETURNING id, queue_name, workspace_id
+)
+SELECT leased.id, leased.queue_name, leased.workspace_id, summary.*
+FROM (
+    SELECT (SELECT count(*) FROM expired) AS expired, (SELECT count(*) FROM charged) AS charged,
+        (SELECT min(process_after) FROM level WHERE process_after > instant) - instant AS due_in,
+        (SELECT min(leased_until) FROM {schema}.queue_tokens WHERE leased_until > instant) - instant AS expiry_in
+    FROM clock
+) AS summary
+LEFT JOIN leased ON true
+"""
+
+# Before a fetch where a pair may have several tokens: no other holder fetches until we have, so that the next statement
+# sees what they have in hand.
+LOCK_PAIRS = """
+SELECT FROM {schema}.queue_tokens AS token
+WHERE EXISTS (
+    SELECT FROM {schema}.queue_tokens AS own
+    WHERE own.id = ANY ($1::text[]) AND own.queue_name = token.queue_name
+        AND coalesce(own.workspace_id, '') = coalesce(token.workspace_id, ''))
+ORDER BY token.id
+FOR UPDATE
+"""
+
+# Due messages of pairs that we hold, and the note of what we have in hand, in one statement and without a write per
+# message: the token keeps everybody else away. One bounded index scan per priority; a level goes before the next unless
+# a message there is ten minutes older. What we and the pair's other holders have in hand already is left out.
+FETCH_MESSAGES = """
+WITH clock AS (
+    SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
+),
+held AS MATERIALIZED (
+    SELECT token.id, token.queue_name, coalesce(token.workspace_id, '') AS workspace, wanted.most
+    FROM unnest($2::text[], $3::int[]) AS wanted (id, most)
+    JOIN {schema}.queue_tokens AS token ON token.id = wanted.id
+    ORDER BY token.id
+    FOR UPDATE OF token
+),
+others AS MATERIALIZED (
+    SELECT held.id AS token_id, unnest(token.in_flight) AS id
+    FROM held
+    JOIN {schema}.queue_tokens AS token
+        ON token.queue_name = held.queue_name AND coalesce(token.workspace_id, '') = held.workspace
+            AND token.id <> held.id
+    WHERE $6
+),
+taken AS MATERIALIZED (
+    SELECT held.id AS token_id, message.*
+    FROM held
+    CROSS JOIN LATERAL (
+        SELECT due.*
+        FROM (VALUES (0), (1), (2), (3)) AS level (priority)
+        CROSS JOIN LATERAL (
+            SELECT id, pending.queue_name, workspace_id, payload::text AS payload, headers::text AS headers,
+                attempts, worker_deaths, pending.priority, process_after, sequence
+            FROM {schema}.queue_messages AS pending
+            WHERE pending.queue_name = held.queue_name AND coalesce(pending.workspace_id, '') = held.workspace
+                AND pending.priority = level.priority
+                AND completed_at IS NULL AND dlq_at IS NULL
+                AND process_after <= (SELECT instant FROM clock)
+                AND pending.id NOT IN (SELECT unnest($4::text[]))
+                AND pending.id NOT IN (SELECT id FROM others)
+            ORDER BY process_after, sequence
+            LIMIT held.most
+        ) AS due
+        ORDER BY due.process_after + due.priority * interval '10 minutes', due.sequence
+        LIMIT held.most
+    ) AS message
+),
+noted AS (
+    UPDATE {schema}.queue_tokens AS token
+    SET in_flight = hand.ids
+    FROM (
+        SELECT token_id, array_agg(id) AS ids
+        FROM (
+            SELECT token_id, id FROM taken
+            UNION ALL
+            SELECT * FROM unnest($5::text[], $4::text[]) AS kept (token_id, id)
+        ) AS every
+        GROUP BY token_id
+    ) AS hand
+    WHERE token.id = hand.token_id AND token.id IN (SELECT token_id FROM taken)
+)
+SELECT held.id AS held_id, taken.*
+FROM held
+LEFT JOIN taken ON taken.token_id = held.id
+ORDER BY taken.process_after + taken.priority * interval '10 minutes', taken.sequence
+"""
+
+# Ends messages, and lets go of tokens with them. The tokens' rows are locked first: a worker that lost its token ends
+# nothing. The result is the tokens that are still ours.
+COMPLETE_MESSAGES = """
+WITH held AS MATERIALIZED (
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR UPDATE
+),
+completed AS (
+    UPDATE {schema}.queue_messages
+    SET completed_at = coalesce($1::timestamptz, statement_timestamp()), attempts = attempts + 1
+    WHERE id = ANY (ARRAY(
+            SELECT done.id FROM unnest($2::text[], $3::text[]) AS done (id, token_id) JOIN held ON held.id = token_id))
+        AND coalesce(completed_at, dlq_at) IS NULL
+),
+released AS (
+    DELETE FROM {schema}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM held WHERE id = ANY ($5::text[])))
+)
+SELECT id FROM held
+"""
+
+# Failed attempts: tried again after a pause, or dead.
+FAIL_MESSAGES = """
+WITH clock AS (
+    SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
+),
+held AS MATERIALIZED (
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR UPDATE
+),
+failed AS (
+    UPDATE {schema}.queue_messages AS message
+    SET attempts = attempts + 1, failed_at = failed_at || instant,
+        error_type = given.error_type, error_message = given.error_message, error_traceback = given.error_traceback,
+        process_after = instant + coalesce(given.retry_in, interval '0'),
+        dlq_at = CASE WHEN given.retry_in IS NULL THEN instant END
+    FROM unnest($2::text[], $3::text[], $5::text[], $6::text[], $7::text[], $8::interval[])
+            AS given (id, token_id, error_type, error_message, error_traceback, retry_in)
+        JOIN held ON held.id = given.token_id, clock
+    WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
+)
+SELECT id FROM held
+"""
+
+# Dead without another try: what had used up its attempts when it came into our hand, by workers that died.
+BURY_MESSAGES = """
+WITH held AS MATERIALIZED (
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR UPDATE
+),
+buried AS (
+    UPDATE {schema}.queue_messages AS message
+    SET dlq_at = coalesce($1::timestamptz, statement_timestamp())
+    FROM unnest($2::text[], $3::text[]) AS given (id, token_id) JOIN held ON held.id = given.token_id
+    WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
+)
+SELECT id FROM held
+"""
+
+# Keeps tokens in use; those that don't come back were taken over. A token that ran out unnoticed is still ours.
+RENEW_TOKENS = """
+WITH held AS (
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($2::text[]) ORDER BY id FOR UPDATE
+)
+UPDATE {schema}.queue_tokens
+SET leased_until = coalesce($1::timestamptz, statement_timestamp()) + $3::interval
+WHERE id = ANY (ARRAY(SELECT id FROM held))
+RETURNING id
+"""
+
+# The end of a worker: its tokens are free at once, nobody is charged, and sleeping workers take over.
+RETIRE_WORKER = f"""
+WITH released AS (
+    DELETE FROM {{schema}}.queue_tokens WHERE leased_by = $1
+),
+gone AS (
+    DELETE FROM {{schema}}.queue_workers WHERE id = $1 RETURNING queues
+)
+SELECT ({_wake("$2::text", "given.queue_name")}) FROM gone, unnest(gone.queues) AS given (queue_name)
+"""
+
+# Completed messages whose retention is over, of the queues that this process handles.
+DELETE_COMPLETED = """
+WITH old AS (
+    SELECT message.id
+    FROM unnest($2::text[], $3::interval[]) AS handled (queue_name, retention)
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM {schema}.queue_messages
+        WHERE queue_name = handled.queue_name
+            AND completed_at < coalesce($1::timestamptz, statement_timestamp()) - handled.retention
+        ORDER BY completed_at
+        LIMIT $4
+        FOR UPDATE SKIP LOCKED
+    ) AS message
+    LIMIT $4
+)
+DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
+RETURNING 1
+"""
+
+# Workers that went without a word.
+DELETE_LOST_WORKERS = """
+DELETE FROM {schema}.queue_workers
+WHERE seen_at < coalesce($1::timestamptz, statement_timestamp()) - interval '5 minutes'
+"""
+
+# Queues with unfinished messages that no running worker handles: a skip scan, one probe per queue.
+UNHANDLED_QUEUES = """
+WITH RECURSIVE queue AS (
+    (
+        SELECT queue_name FROM {schema}.queue_messages
+        WHERE completed_at IS NULL AND dlq_at IS NULL
+        ORDER BY queue_name
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT next.queue_name
+    FROM queue
+    CROSS JOIN LATERAL (
+        SELECT queue_name FROM {schema}.queue_messages
+        WHERE completed_at IS NULL AND dlq_at IS NULL AND queue_name > queue.queue_name
+        ORDER BY queue_name
+        LIMIT 1
+    ) AS next
+)
+SELECT queue_name
+FROM queue
+WHERE NOT EXISTS (
+    SELECT FROM {schema}.queue_workers
+    WHERE queue_name = ANY (queues)
+        AND seen_at > coalesce($1::timestamptz, statement_timestamp()) - interval '30 seconds')
+ORDER BY queue_name
+"""
+
+# For people: counts every unfinished and dead message, so it costs what they are.
+QUEUE_STATES = """
+WITH clock AS (
+    SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
+),
+counted AS (
+    SELECT queue_name, count(*) FILTER (WHERE process_after <= instant) AS due,
+        count(*) FILTER (WHERE process_after > instant) AS waiting, 0::bigint AS dead,
+        min(process_after) FILTER (WHERE process_after <= instant) AS oldest_due
+    FROM {schema}.queue_messages, clock
+    WHERE completed_at IS NULL AND dlq_at IS NULL
+    GROUP BY queue_name
+    UNION ALL
+    SELECT queue_name, 0, 0, count(*), NULL FROM {schema}.queue_messages WHERE dlq_at IS NOT NULL GROUP BY queue_name
+    UNION ALL
+    SELECT DISTINCT unnest(queues), 0, 0, 0, NULL::timestamptz FROM {schema}.queue_workers, clock
+    WHERE seen_at > instant - interval '30 seconds'
+)
+SELECT queue_name, sum(due)::bigint AS due, sum(waiting)::bigint AS waiting, sum(dead)::bigint AS dead,
+    min(oldest_due) AS oldest_due,
+    (
+        SELECT count(*) FROM {schema}.queue_workers, clock
+        WHERE queue_name = ANY (queues) AND seen_at > instant - interval '30 seconds'
+    ) AS workers
+FROM counted
+GROUP BY queue_name
+ORDER BY queue_name
+"""
+
+DEAD_COLUMNS = """
+    id, queue_name, workspace_id, payload::text AS payload, headers::text AS headers, attempts, worker_deaths,
+    error_type, error_message, error_traceback, inserted_at AS sent_at, failed_at, dlq_at AS dead_at
+"""
+
+# Dead letters, the latest first. Keyset pages: ($4, $5) is the last one of the page before.
+LIST_DEAD = (
+    "SELECT"
+    + DEAD_COLUMNS
+    + """
+FROM {schema}.queue_messages
+WHERE dlq_at IS NOT NULL
+    AND ($1::text IS NULL OR queue_name = $1) AND ($2::text IS NULL OR workspace_id = $2)
+    AND ($4::text IS NULL OR (dlq_at, id) < (SELECT dlq_at, id FROM {schema}.queue_messages WHERE id = $4))
+ORDER BY dlq_at DESC, id DESC
+LIMIT $3
+"""
+)
+
+GET_DEAD = "SELECT" + DEAD_COLUMNS + "FROM {schema}.queue_messages WHERE id = $1 AND dlq_at IS NOT NULL"
+
+# Dead letters by their ids, or all of a queue or workspace, a batch at a time from a place in their order on.
+_CHOSEN_DEAD = """
+WITH chosen AS MATERIALIZED (
+    SELECT id, queue_name, coalesce(workspace_id, '') AS workspace, dedupe_key, dlq_at
+    FROM {schema}.queue_messages
+    WHERE dlq_at IS NOT NULL AND dlq_at <= $5
+        AND ($1::text[] IS NULL OR id = ANY ($1))
+        AND ($2::text IS NULL OR queue_name = $2) AND ($3::text IS NULL OR workspace_id = $3)
+        AND (dlq_at, id) > ($6::timestamptz, $7::text)
+    ORDER BY dlq_at, id
+    LIMIT $4
+    FOR UPDATE SKIP LOCKED
+),
+last AS (
+    SELECT dlq_at, id, count(*) OVER () AS chosen FROM chosen ORDER BY dlq_at DESC, id DESC LIMIT 1
+)
+"""
+
+# Dead letters begin anew. One whose dedupe key another unfinished message has by now stays dead, and of several dead
+# ones with one key the first begins anew.
+REDRIVE_DEAD = (
+    _CHOSEN_DEAD
+    + """
+, redriven AS (
+    UPDATE {schema}.queue_messages AS message
+    SET dlq_at = NULL, attempts = 0, worker_deaths = 0, process_after = statement_timestamp()
+    FROM (
+        SELECT *, row_number() OVER (PARTITION BY queue_name, workspace, dedupe_key ORDER BY dlq_at, id) AS place
+        FROM chosen
+    ) AS chosen
+    WHERE message.id = chosen.id
+        AND (chosen.dedupe_key IS NULL OR chosen.place = 1 AND NOT EXISTS (
+            SELECT FROM {schema}.queue_messages AS other
+            WHERE other.queue_name = chosen.queue_name AND coalesce(other.workspace_id, '') = chosen.workspace
+                AND other.dedupe_key = chosen.dedupe_key AND other.completed_at IS NULL AND other.dlq_at IS NULL))
+    RETURNING message.id, message.queue_name
+)
+SELECT last.*, (SELECT count(*) FROM redriven) AS changed, ARRAY(SELECT DISTINCT queue_name FROM redriven) AS queues
+FROM last
+"""
+)
+
+PURGE_DEAD = (
+    _CHOSEN_DEAD
+    + """
+, purged AS (
+    DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM chosen)) RETURNING id
+)
+SELECT last.*, (SELECT count(*) FROM purged) AS changed, '{}'::text[] AS queues
+FROM last
+"""
+)

@@ -1,0 +1,150 @@
+"""What an application sends, checked at the door."""
+
+import json
+import math
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import BaseModel
+
+from cron_ticks.errors import InvalidInputError
+from cron_ticks.ids import new_message_id
+from cron_ticks.schedules import check_name, check_payload
+from token_queue.message import PRIORITIES, OutgoingMessage
+
+LONGEST_DELAY = timedelta(days=36_525)
+LARGEST_HEADERS_BYTES = 65_536
+CHUNK = 1000  # messages of a send_many() per statement
+
+_RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A checked message, in the database's terms."""
+
+    id: str
+    workspace_id: str | None
+    payload_json: str
+    headers_json: str
+    priority: int
+    dedupe_key: str | None
+    process_at: datetime | None
+    delay: timedelta | None
+
+
+def new_message(
+    payload: Any,
+    *,
+    workspace_id: str | None = None,
+    process_after: datetime | timedelta | float | None = None,
+    priority: str = "normal",
+    dedupe_key: str | None = None,
+    headers: dict[str, Any] | None = None,
+) -> NewMessage:
+    """Check one message; it is due at `process_after`: a time, or a delay by the database's clock."""
+    if workspace_id is not None:
+        check_name("workspace_id", workspace_id)
+    if dedupe_key is not None:
+        check_name("dedupe_key", dedupe_key)
+    at, delay = (None, None) if process_after is None else check_process_after("process_after", process_after)
+    return NewMessage(
+        id=new_message_id(),
+        workspace_id=workspace_id,
+        payload_json=payload_json(payload),
+        headers_json="{}" if headers is None else check_headers("headers", headers),
+        priority=check_priority("priority", priority),
+        dedupe_key=dedupe_key,
+        process_at=at,
+        delay=delay,
+    )
+
+
+def payload_json(payload: Any) -> str:
+    """The payload's JSON; a pydantic model is sent as what it would be in JSON."""
+    value = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+    return check_payload("payload", {} if value is None else value)
+
+
+def check_headers(field: str, value: object) -> str:
+    """An object with texts as keys, not too large."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InvalidInputError(field, "must be a dict whose keys are strings")
+    text = check_payload(field, value)
+    if len(text.encode()) > LARGEST_HEADERS_BYTES:
+        raise InvalidInputError(field, f"must be at most {LARGEST_HEADERS_BYTES} bytes as JSON; is this a payload?")
+    return text
+
+
+def check_priority(field: str, value: object) -> int:
+    """The database's number for a level."""
+    if not isinstance(value, str) or value not in _RANKS:
+        raise InvalidInputError(field, f"must be one of {', '.join(PRIORITIES)}, not {value!r}")
+    return _RANKS[value]
+
+
+def check_process_after(field: str, value: object) -> tuple[datetime | None, timedelta | None]:
+    """A time with a zone, or a delay: a timedelta or seconds."""
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise InvalidInputError(field, f"{value} has no time zone: use datetime.now(UTC) or a delay in seconds")
+        return value, None
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        raise InvalidInputError(field, f"must be a datetime, a timedelta or seconds, not {type(value).__name__}")
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    else:
+        seconds = float(value) if abs(value) < math.inf else math.inf
+    if not 0 <= seconds <= LONGEST_DELAY.total_seconds():
+        raise InvalidInputError(field, f"must be a delay from 0 s to {LONGEST_DELAY.days} days, not {value}")
+    return None, timedelta(seconds=seconds)
+
+
+async def in_chunks(
+    messages: Iterable[Any] | AsyncIterable[Any], workspace_id: str | None
+) -> AsyncIterator[list[NewMessage]]:
+    """Checked messages, a chunk at a time, so that a stream of any length fits into memory."""
+    chunk: list[NewMessage] = []
+    number = 0
+    async for item in _each(messages):
+        try:
+            chunk.append(_checked(item, workspace_id))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"messages[{number}].{error.field}", error.problem) from None
+        number += 1
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(messages, AsyncIterable):
+        async for item in messages:
+            yield item
+        return
+    if isinstance(messages, str | bytes | dict) or not isinstance(messages, Iterable):
+        raise InvalidInputError("messages", f"must be a list or another iterable, not {type(messages).__name__}")
+    for item in messages:
+        yield item
+
+
+def _checked(item: Any, workspace_id: str | None) -> NewMessage:
+    if not isinstance(item, OutgoingMessage):
+        return new_message(item, workspace_id=workspace_id)
+    return new_message(
+        item.payload,
+        workspace_id=workspace_id if item.workspace_id is None else item.workspace_id,
+        process_after=item.process_after,
+        priority=item.priority,
+        dedupe_key=item.dedupe_key,
+        headers=item.headers,
+    )
+
+
+def parse_json(text: str) -> Any:
+    """What a jsonb column holds; most headers are empty."""
+    return {} if text == "{}" else json.loads(text)
