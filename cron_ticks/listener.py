@@ -51,8 +51,10 @@ class Listener:
             async with self._database.listening() as connection:
                 if connection is not None:
                     await self._listen(connection)
-        finally:
+        except Exception:
             self._change(hears=False)
+            raise
+        self._change(hears=False)
         first, last = DEAF_INTERVAL_SECONDS
         self._deaf_passes += 1
         return min(first * 2.0 ** min(self._deaf_passes - 1, 10), last)

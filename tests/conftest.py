@@ -13,6 +13,7 @@ import pytest
 from cron_ticks.database import Database, open_database
 from cron_ticks.embedded import EmbeddedServer
 from cron_ticks.settings import Settings
+from support.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from support.processes import Processes
 from support.servers import TestServer, program_folder
 
@@ -33,8 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames:
         versions = ALL_VERSIONS if metafunc.definition.get_closest_marker("sql") else (NEWEST,)
-        ids = [f"pg{version}" for version in versions]
-        metafunc.parametrize("server", versions, indirect=True, ids=ids, scope="session")
+        routes = [(version, "direct") for version in versions]
+        if metafunc.definition.get_closest_marker("pooled") and "route" in metafunc.fixturenames:
+            routes.append((NEWEST, "pgbouncer"))
+        ids = [f"pg{version}" if route == "direct" else route for version, route in routes]
+        if "route" in metafunc.fixturenames:
+            metafunc.parametrize(("server", "route"), routes, indirect=True, ids=ids, scope="session")
+        else:
+            metafunc.parametrize("server", versions, indirect=True, ids=ids, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,14 +113,34 @@ async def empty_dsn(server: TestServer) -> AsyncIterator[str]:
         yield fresh
 
 
-@pytest.fixture
-def settings(dsn: str) -> Settings:
-    return Settings.load(dsn=dsn)
+@pytest.fixture(scope="session")
+def bouncer(server: TestServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode in front of the server."""
+    if PROGRAM is None:
+        pytest.skip("PgBouncer is not installed: apt-get install pgbouncer")
+    with pgbouncer(server, tmp_path_factory.mktemp("bouncer") / "run") as running:
+        yield running
 
 
 @pytest.fixture
-async def database(dsn: str, settings: Settings) -> AsyncIterator[Database]:
-    async with open_database(settings, dsn=dsn) as opened:
+def route(request: pytest.FixtureRequest) -> str:
+    """How the product reaches the server: directly, or through PgBouncer for tests marked pooled."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, dsn: str, route: str) -> Settings:
+    if route == "direct":
+        return Settings.load(dsn=dsn)
+    bouncer: PgBouncer = request.getfixturevalue("bouncer")
+    return Settings.load(dsn=bouncer.dsn_of(dsn), transaction_pooler=True)
+
+
+@pytest.fixture
+async def database(settings: Settings) -> AsyncIterator[Database]:
+    assert settings.dsn is not None
+    async with open_database(settings, dsn=settings.dsn.get_secret_value()) as opened:
         yield opened
 
 

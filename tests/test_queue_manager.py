@@ -33,7 +33,9 @@ async def test_a_schedule_reaches_its_handler(dsn: str, connection: Any) -> None
         await manager.schedule("memo.batch_check", every=3600, payload={"scope": "system"})
         with anyio.fail_after(30):
             await arrived.wait()
-        assert {"schedule-manager", "message-ticker", "cleanup", "claim-renewal"} <= set(manager.health)
+        assert {"schedule-manager", "message-ticker", "cleanup", "token-renewal", "outcome-writer", "listener"} <= set(
+            manager.health
+        )
         manager.stop()
     assert await connection.fetchval("SELECT completed_at IS NOT NULL FROM queue_messages")
 
@@ -131,8 +133,9 @@ async def test_what_does_not_finish_in_the_grace_is_given_back(dsn: str, connect
         with capture_logs() as logs:
             manager.stop()
             await anyio.wait_all_tasks_blocked()
-    row = await connection.fetchrow("SELECT claimed_by, attempts, completed_at FROM queue_messages")
-    assert tuple(row) == (None, 0, None)
+    row = await connection.fetchrow("SELECT attempts, completed_at FROM queue_messages")
+    assert tuple(row) == (0, None)
+    assert await connection.fetchval("SELECT count(*) FROM queue_tokens") == 0
     assert "worker_stopping" in [entry["event"] for entry in logs]
 
 

@@ -96,8 +96,9 @@ async def test_the_grace_is_bounded_and_the_message_is_given_back(
     await worker.wait_for("handling")
     worker.send(signal.SIGINT)
     assert await worker.wait() == 0
-    row = await connection.fetchrow("SELECT claimed_by, attempts, completed_at FROM queue_messages")
-    assert tuple(row) == (None, 0, None)
+    row = await connection.fetchrow("SELECT attempts, completed_at FROM queue_messages")
+    assert tuple(row) == (0, None)
+    assert await connection.fetchval("SELECT count(*) FROM queue_tokens") == 0
 
 
 async def test_stopping_is_clean_even_while_the_server_is_away(tmp_path: Path, processes: Processes) -> None:
@@ -141,8 +142,9 @@ async def test_a_second_signal_ends_the_grace(dsn: str, processes: Processes, co
     await worker.wait_for("worker_stopping")
     worker.send(signal.SIGTERM)
     assert await worker.wait() == 0
-    row = await connection.fetchrow("SELECT claimed_by, attempts, completed_at FROM queue_messages")
-    assert tuple(row) == (None, 0, None)
+    row = await connection.fetchrow("SELECT attempts, completed_at FROM queue_messages")
+    assert tuple(row) == (0, None)
+    assert await connection.fetchval("SELECT count(*) FROM queue_tokens") == 0
 
 
 async def test_a_worker_waits_for_a_server_that_starts_later(tmp_path: Path, processes: Processes) -> None:

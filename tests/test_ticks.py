@@ -16,12 +16,11 @@ from cron_ticks.repository_sql import FIRE_DUE_TICKS, LOCK_CURSORS_IN_WINDOW
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
-from token_queue.queue_repository import CLAIM_MESSAGES, QueueSink
+from token_queue.queue_repository import QueueSink
 
 pytestmark = pytest.mark.sql
 
 SINK = QueueSink()
-LEASE = timedelta(seconds=10)
 
 
 @pytest.fixture
@@ -225,19 +224,13 @@ async def test_hot_statements_use_their_indexes(database: Database, connection: 
         SELECT 'tick_' || k, 'cron_' || k, k, 'q', '{}', at, at, at, now()
         FROM generate_series(1, 20000) AS k, LATERAL (SELECT now() + k * interval '1 second' AS at) AS moment"""
     )
-    await connection.execute(
-        """INSERT INTO queue_messages (id, queue_name, payload, process_after, inserted_at)
-        SELECT 'msg_' || k, 'q', '{}', now(), now() FROM generate_series(1, 20000) AS k"""
-    )
     if analysed:
         await connection.execute("ANALYZE")
     firing = await explain(connection, database.sql(firing_statement(SINK.insert_from_taken)), "t", 100, None)
     assert ("Index Scan", "cron_ticks_due_idx") in firing
     making = await explain(connection, database.sql(LOCK_CURSORS_IN_WINDOW), timedelta(seconds=60), 100, 1, 0, None)
     assert ("Index Scan", "cron_schedule_cursors_next_idx") in making
-    claiming = await explain(connection, database.sql(CLAIM_MESSAGES), ["q", "r"], "t", 10, LEASE, None, [])
-    assert ("Index Scan", "queue_messages_pending_idx") in claiming
-    for nodes in (firing, making, claiming):
+    for nodes in (firing, making):
         assert not any(name.startswith("Seq Scan") for name, _ in nodes)
 
 

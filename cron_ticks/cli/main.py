@@ -229,3 +229,8 @@ def reported_errors() -> Iterator[None]:
     except CronTicksError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+from cron_ticks.cli.queue_commands import queue_app  # noqa: E402 - it uses the helpers above
+
+app.add_typer(queue_app, name="queue")

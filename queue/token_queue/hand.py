@@ -31,7 +31,7 @@ class InHand:
 
     @property
     def suspect(self) -> bool:
-        """Whether a worker died with it in hand. Such messages run one at a time, so that the guilty one is found."""
+        """Whether a worker died with it in hand. There is one such message in hand at most, so that the guilty is found."""
         return self.worker_deaths > 0
 
 
@@ -101,13 +101,13 @@ class Hand:
         self.served: dict[tuple[str, str], None] = {}  # pairs with more to do, the one served last at the end
         self.crowded = False  # other pairs may wait for room
         self.stopping = False
+        self.suspect = False  # one is in hand
         self._ready: deque[Pair] = deque()
         self._pace = Pace(concurrency, most)
         self._paces = {
             handler.queue_name: Pace(min(handler.options.concurrency, concurrency), most) for handler in handlers
         }
         self._running = dict.fromkeys(self._paces, 0)
-        self._suspect_running = False
         self._retries: list[float] = []
 
     @property
@@ -136,9 +136,10 @@ class Hand:
 
     def put(self, pair: Pair, messages: Iterable[tuple[Message[object], int]], *, first: bool) -> None:
         """Messages were fetched, with the number of worker deaths of each; `first`: before those of other pairs."""
-        before = len(pair.waiting)
-        pair.waiting.extend(InHand(pair, message, deaths) for message, deaths in messages)
-        pair.low = (len(pair.waiting) - before) // 2
+        entries = [InHand(pair, message, deaths) for message, deaths in messages]
+        pair.waiting.extend(entries)
+        pair.low = len(entries) // 2
+        self.suspect = self.suspect or any(entry.suspect for entry in entries)
         if pair.waiting and pair not in self._ready:
             (self._ready.appendleft if first else self._ready.append)(pair)
 
@@ -152,17 +153,12 @@ class Hand:
         return None
 
     def _may_start(self, pair: Pair, now: float) -> bool:
-        return (
-            now < pair.valid_until
-            and self._running[pair.handler.queue_name] < pair.handler.options.concurrency
-            and not (pair.waiting[0].suspect and self._suspect_running)
-        )
+        return now < pair.valid_until and self._running[pair.handler.queue_name] < pair.handler.options.concurrency
 
     def _start(self, pair: Pair) -> InHand:
         entry = pair.waiting.popleft()
         pair.running[entry.message.id] = entry
         self._running[pair.handler.queue_name] += 1
-        self._suspect_running = self._suspect_running or entry.suspect
         self._ready.popleft()
         if pair.waiting:
             self._ready.append(pair)
@@ -176,7 +172,7 @@ class Hand:
             pair.unwritten.add(entry.message.id)
         self._running[pair.handler.queue_name] -= 1
         if entry.suspect:
-            self._suspect_running = False
+            self.suspect = False
         self._pace.note(seconds)
         self._paces[pair.handler.queue_name].note(seconds)
 
@@ -213,7 +209,7 @@ class Hand:
             return
         log.warning("token_lost", queue=pair.handler.queue_name, workspace_id=pair.workspace_id, token_id=pair.token_id)
         pair.lost = True
-        pair.waiting.clear()
+        self._drop_waiting(pair)
         if pair in self._ready:
             self._ready.remove(pair)
         self.pairs.pop(pair.token_id, None)
@@ -235,5 +231,10 @@ class Hand:
         """Start nothing more; pairs without running handlers can be let go of."""
         self.stopping = True
         for pair in self._ready:
-            pair.waiting.clear()
+            self._drop_waiting(pair)
         self._ready.clear()
+
+    def _drop_waiting(self, pair: Pair) -> None:
+        if any(entry.suspect for entry in pair.waiting):
+            self.suspect = False
+        pair.waiting.clear()

@@ -21,9 +21,7 @@ TURN_SECONDS = 0.002  # of handlers that never wait, before the rest of the proc
 class Lanes:
     """Tasks that take one message after the other. They end when there is none, and start when there are some."""
 
-    def __init__(
-        self, hand: Hand, writer: OutcomeWriter, *, tasks: TaskGroup, most: int, ticker_pause: Pause
-    ) -> None:
+    def __init__(self, hand: Hand, writer: OutcomeWriter, *, tasks: TaskGroup, most: int, ticker_pause: Pause) -> None:
         self._hand = hand
         self._writer = writer
         self._tasks = tasks

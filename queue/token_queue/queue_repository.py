@@ -60,10 +60,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A message as it came, and how many workers died with it in hand."""
+    """A pair's messages in their order, each with the number of workers that died with it in hand."""
 
-    message: Message[object]
-    worker_deaths: int
+    messages: list[tuple[Message[object], int]]
+    drained: bool  # there are no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +169,22 @@ class QueueRepository:
         first = rows[0]
         return Look(leased, first["expired"], first["charged"], first["due_in"], first["expiry_in"])
 
-    async def fetch(self, wanted: Sequence[Wanted], *, now: datetime | None = None) -> dict[str, list[Fetched]]:
-        """Due messages per token, in their order; a token that isn't in the result is not ours any more."""
+    async def fetch(
+        self, wanted: Sequence[Wanted], *, suspects: bool = True, now: datetime | None = None
+    ) -> dict[str, Fetched]:
+        """Due messages per token, in their order; a token that isn't in the result is not ours any more.
+
+        With `suspects`, one of the messages with which a worker died may be among them.
+        """
         if not any(pair.shared for pair in wanted):
-            return await self._fetch(wanted, now, None)
+            return await self._fetch(wanted, suspects, now, None)
         async with self._database.transaction() as connection:
             await self._database.fetch(sql.LOCK_PAIRS, [pair.token_id for pair in wanted], connection=connection)
-            return await self._fetch(wanted, now, connection)
+            return await self._fetch(wanted, suspects, now, connection)
 
     async def _fetch(
-        self, wanted: Sequence[Wanted], now: datetime | None, connection: Connection | None
-    ) -> dict[str, list[Fetched]]:
+        self, wanted: Sequence[Wanted], suspects: bool, now: datetime | None, connection: Connection | None
+    ) -> dict[str, Fetched]:
         rows = await self._database.fetch(
             sql.FETCH_MESSAGES,
             now,
@@ -188,14 +193,23 @@ class QueueRepository:
             [message_id for pair in wanted for message_id in pair.in_hand],
             [pair.token_id for pair in wanted for _ in pair.in_hand],
             connection is not None,
+            suspects,
             connection=connection,
         )
-        fetched: dict[str, list[Fetched]] = {}
+        messages: dict[str, list[tuple[Message[object], int]]] = {}
+        found: dict[str, int] = {}
         for row in rows:
-            messages = fetched.setdefault(row["held_id"], [])
+            found[row["held_id"]] = row["found"]
+            taken = messages.setdefault(row["held_id"], [])
             if row["id"] is not None:
-                messages.append(Fetched(_message(row), row["worker_deaths"]))
-        return fetched
+                taken.append((_message(row), row["worker_deaths"]))
+        return {
+            pair.token_id: Fetched(
+                messages[pair.token_id], drained=len(messages[pair.token_id]) == found[pair.token_id] < pair.most
+            )
+            for pair in wanted
+            if pair.token_id in messages
+        }
 
     async def complete(
         self, messages: Sequence[Key], *, release: Sequence[str] = (), now: datetime | None = None

@@ -231,6 +231,9 @@ FOR UPDATE
 # Due messages of pairs that we hold, and the note of what we have in hand, in one statement and without a write per
 # message: the token keeps everybody else away. One bounded index scan per priority; a level goes before the next unless
 # a message there is ten minutes older. What we and the pair's other holders have in hand already is left out.
+#
+# A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in hand
+# at most ($7: it may take one), and that alone of its pair: when it kills again, it is the only one charged twice.
 FETCH_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
@@ -250,7 +253,7 @@ others AS MATERIALIZED (
             AND token.id <> held.id
     WHERE $6
 ),
-taken AS MATERIALIZED (
+found AS MATERIALIZED (
     SELECT held.id AS token_id, message.*
     FROM held
     CROSS JOIN LATERAL (
@@ -258,7 +261,8 @@ taken AS MATERIALIZED (
         FROM (VALUES (0), (1), (2), (3)) AS level (priority)
         CROSS JOIN LATERAL (
             SELECT id, pending.queue_name, workspace_id, payload::text AS payload, headers::text AS headers,
-                attempts, worker_deaths, pending.priority, process_after, sequence
+                attempts, worker_deaths, process_after + pending.priority * interval '10 minutes' AS turn,
+                sequence
             FROM {schema}.queue_messages AS pending
             WHERE pending.queue_name = held.queue_name AND coalesce(pending.workspace_id, '') = held.workspace
                 AND pending.priority = level.priority
@@ -269,9 +273,25 @@ taken AS MATERIALIZED (
             ORDER BY process_after, sequence
             LIMIT held.most
         ) AS due
-        ORDER BY due.process_after + due.priority * interval '10 minutes', due.sequence
+        ORDER BY due.turn, due.sequence
         LIMIT held.most
     ) AS message
+),
+suspect AS (
+    SELECT token_id, id
+    FROM (SELECT DISTINCT ON (token_id) * FROM found ORDER BY token_id, turn, sequence) AS head
+    WHERE worker_deaths > 0 AND $7
+    ORDER BY turn
+    LIMIT 1
+),
+taken AS MATERIALIZED (
+    SELECT found.*
+    FROM found
+    LEFT JOIN suspect ON suspect.token_id = found.token_id
+    WHERE CASE
+        WHEN suspect.id IS NULL THEN found.worker_deaths = 0
+        ELSE found.id = suspect.id AND found.token_id <> ALL ($5::text[])
+    END
 ),
 noted AS (
     UPDATE {schema}.queue_tokens AS token
@@ -287,10 +307,10 @@ noted AS (
     ) AS hand
     WHERE token.id = hand.token_id AND token.id IN (SELECT token_id FROM taken)
 )
-SELECT held.id AS held_id, taken.*
+SELECT held.id AS held_id, (SELECT count(*) FROM found WHERE found.token_id = held.id) AS found, taken.*
 FROM held
 LEFT JOIN taken ON taken.token_id = held.id
-ORDER BY taken.process_after + taken.priority * interval '10 minutes', taken.sequence
+ORDER BY taken.turn, taken.sequence
 """
 
 # Ends messages, and lets go of tokens with them. The tokens' rows are locked first: a worker that lost its token ends

@@ -200,20 +200,20 @@ class MessageTicker:
         for pair in pairs:
             pair.fetching = True
         try:
-            fetched = await self._queue.fetch(wanted)
+            fetched = await self._queue.fetch(wanted, suspects=not self._hand.suspect)
         finally:
             for pair in pairs:
                 pair.fetching = False
-        for pair, request in zip(pairs, wanted, strict=True):
+        for pair in pairs:
             if pair.token_id not in fetched:
                 self._hand.lose(pair)
                 continue
-            messages = [(entry.message, entry.worker_deaths) for entry in fetched[pair.token_id]]
-            if messages:
+            taken = fetched[pair.token_id]
+            if taken.messages:
                 self._wakefulness.note_found(now)
-            self._hand.put(pair, messages, first=not pair.fetched)
+            self._hand.put(pair, taken.messages, first=not pair.fetched)
             pair.fetched = True
-            pair.drained = len(messages) < request.most
+            pair.drained = taken.drained
             pair.fetch_at = now + self._interval
         self._writer.wake()
 

@@ -1,5 +1,7 @@
 """Applications that tests run in worker processes: `--app support.apps:NAME`, with tests/ on the path."""
 
+import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -13,11 +15,11 @@ log = structlog.get_logger("apps")
 not_a_manager = 7
 
 
-def handling(work: Callable[[], Awaitable[object]]) -> QueueManager:
+def handling(work: Callable[[], Awaitable[object]], *, concurrency: int | None = None) -> QueueManager:
     """Handles `queue` by some work, and says when it begins and ends."""
     manager = QueueManager()
 
-    @manager.handler("queue")
+    @manager.handler("queue", concurrency=concurrency)
     async def handle(message: Message) -> None:
         log.info("handling", message_id=message.id)
         await work()
@@ -34,6 +36,30 @@ def quick() -> QueueManager:
 def until_told() -> QueueManager:
     """Handles a message until a line comes on standard input."""
     return handling(lambda: anyio.to_thread.run_sync(sys.stdin.readline))
+
+
+def slow() -> QueueManager:
+    """Takes a moment for each message."""
+    return handling(lambda: anyio.sleep(0.03))
+
+
+def in_turn() -> QueueManager:
+    """One message at a time, each until a line comes on standard input."""
+    return handling(lambda: anyio.to_thread.run_sync(sys.stdin.readline), concurrency=1)
+
+
+def deadly() -> QueueManager:
+    """Dies of messages that say so, as one whose memory is used up."""
+    manager = QueueManager()
+
+    @manager.handler("queue", max_attempts=3)
+    async def handle(message: Message) -> None:
+        log.info("handling", message_id=message.id, attempt=message.attempt)
+        if message.payload.get("kills"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await anyio.lowlevel.checkpoint()
+
+    return manager
 
 
 def endless() -> QueueManager:

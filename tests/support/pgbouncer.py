@@ -7,11 +7,24 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from support.servers import TestServer
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+@dataclass(frozen=True)
+class PgBouncer:
+    """A running one, by its port on the loopback address."""
+
+    port: int
+
+    def dsn_of(self, dsn: str) -> str:
+        """The same database, through the pooler."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}{urlsplit(dsn).path}"
 
 
 def free_port() -> int:
@@ -22,8 +35,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def pgbouncer(server: TestServer, folder: Path) -> Iterator[int]:
-    """Runs PgBouncer until the block ends; its port on the loopback address."""
+def pgbouncer(server: TestServer, folder: Path) -> Iterator[PgBouncer]:
+    """Runs PgBouncer until the block ends."""
     assert PROGRAM is not None
     port = free_port()
     folder.mkdir()
@@ -55,7 +68,7 @@ max_client_conn = 200
                     break
             else:
                 raise AssertionError("PgBouncer did not start")
-            yield port
+            yield PgBouncer(port)
         finally:
             process.terminate()
             process.communicate()

@@ -1,0 +1,90 @@
+"""A worker in parts: tests call its passes one by one, without the loops around them."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from cron_ticks.database import Database
+from cron_ticks.loops import Pause
+from cron_ticks.repository import CronRepository
+from cron_ticks.settings import Settings
+from token_queue.hand import Hand
+from token_queue.handlers import Handlers
+from token_queue.lanes import Lanes
+from token_queue.outcomes import OutcomeWriter
+from token_queue.queue_repository import QueueRepository
+from token_queue.ticker import MessageTicker, TokenRenewal
+
+
+@dataclass(frozen=True)
+class Rig:
+    """The parts, wired as a worker wires them."""
+
+    queue: QueueRepository
+    hand: Hand
+    writer: OutcomeWriter
+    ticker: MessageTicker
+    renewal: TokenRenewal
+
+    async def turn(self) -> None:
+        """One pass of the ticker; handlers run to their end and what they did is written."""
+        await self.ticker.run_once()
+        await self.settle()
+
+    async def settle(self) -> None:
+        with anyio.fail_after(30):
+            while self.hand.running or self.hand.waiting:
+                await anyio.lowlevel.checkpoint()
+        await self.writer.flush()
+
+    async def drain(self) -> None:
+        """Turns until there is nothing due any more."""
+        while True:
+            await self.turn()
+            if not self.hand.pairs:
+                await self.ticker.run_once()
+                if not self.hand.pairs:
+                    return
+                await self.settle()
+
+
+def handling(function: Callable[..., Any], queue: str = "queue", **options: Any) -> Handlers:
+    """That handler alone."""
+    handlers = Handlers(Settings())
+    handlers.register(queue, function, **options)
+    return handlers
+
+
+@asynccontextmanager
+async def rig(
+    database: Database, handlers: Handlers, *, worker_id: str = "ticker_me", **changes: Any
+) -> AsyncIterator[Rig]:
+    """The parts of a worker; when the block ends, its handlers have ended too and everything is written."""
+    settings = Settings.load(**changes)
+    queue = QueueRepository(database, worker_id)
+    most = settings.message_concurrency
+    hand = Hand(handlers.all(), concurrency=most, most=settings.message_batch_size)
+    writer_pause, ticker_pause = Pause(), Pause()
+    writer = OutcomeWriter(queue, hand, pause=writer_pause, ticker_pause=ticker_pause)
+    try:
+        async with anyio.create_task_group() as tasks:
+            lanes = Lanes(hand, writer, tasks=tasks, most=most, ticker_pause=ticker_pause)
+            ticker = MessageTicker(
+                CronRepository(database),
+                queue,
+                handlers,
+                settings,
+                ticker_id=worker_id,
+                hand=hand,
+                lanes=lanes,
+                writer=writer,
+                pause=ticker_pause,
+            )
+            yield Rig(queue, hand, writer, ticker, TokenRenewal(hand, lanes, queue, settings))
+    finally:
+        with anyio.CancelScope(shield=True):
+            hand.stop()
+            await writer.flush()
