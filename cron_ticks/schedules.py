@@ -13,6 +13,8 @@ LONGEST_NAME = 200
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=36_525)
 LARGEST_PAYLOAD_BYTES = 1_048_576
+DEEPEST_PAYLOAD = 100  # levels: whoever reads it may have less room on the stack than who wrote it
+JSON_TEXT = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # not where the backslash itself is escaped
 
 
@@ -114,12 +116,28 @@ def check_interval(field: str, value: object) -> timedelta:
 def check_payload(field: str, value: object) -> str:
     """The payload as the JSON text that PostgreSQL keeps."""
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        text = JSON_TEXT.encode(value)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(field, f"must be JSON: {error}") from None
+    if text.count("[") + text.count("{") > DEEPEST_PAYLOAD and _depth(value) > DEEPEST_PAYLOAD:
+        raise InvalidInputError(field, f"must not be nested deeper than {DEEPEST_PAYLOAD} levels")
     if size > LARGEST_PAYLOAD_BYTES:
         raise InvalidInputError(field, f"must be at most {LARGEST_PAYLOAD_BYTES} bytes as JSON, has {size}")
-    if NUL_ESCAPE.search(text):
+    if "\\u0000" in text and NUL_ESCAPE.search(text):
         raise InvalidInputError(field, "must not contain NUL characters: PostgreSQL can't keep them")
     return text
+
+
+def _depth(value: object) -> int:
+    """How deep lists and objects are nested."""
+    depth, level = 0, [value]
+    while level:
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list | tuple)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        depth += 1
+    return depth - 1

@@ -6,6 +6,8 @@ ALTER TABLE {schema}.queue_messages
     ALTER COLUMN id TYPE text COLLATE "C",
     ALTER COLUMN queue_name TYPE text COLLATE "C",
     ALTER COLUMN workspace_id TYPE text COLLATE "C",
+    ALTER COLUMN process_after SET DEFAULT statement_timestamp(),
+    ALTER COLUMN inserted_at SET DEFAULT statement_timestamp(),
     DROP COLUMN claimed_by,
     ADD COLUMN sequence bigint GENERATED ALWAYS AS IDENTITY,    -- order of messages that are due at the same instant
     ADD COLUMN priority smallint NOT NULL DEFAULT 2 CHECK (priority BETWEEN 0 AND 3),  -- 0 urgent, 1 high, 2 normal, 3 low

@@ -114,21 +114,15 @@ async def test_pages_of_one_queue_leave_the_others_out(manager: QueueManager, co
     assert ids(await manager.list_dead(queue_name="even", after_id="m3")) == ["m2", "m0"]
 
 
-@pytest.mark.xfail(reason="list_dead() takes a page's last id that is gone for the end of the list", strict=True)
 @pytest.mark.parametrize("change", ["redrive_dead", "purge_dead"])
-async def test_a_page_goes_on_or_says_so_when_the_last_id_is_gone(
-    manager: QueueManager, connection: Any, change: str
-) -> None:
-    """The natural loop: read a page, redrive or purge what is on it, read the next page."""
+async def test_a_page_says_so_when_the_last_id_is_gone(manager: QueueManager, connection: Any, change: str) -> None:
+    """Reading a page, changing what is on it and reading the next: the end of the list must not look like this."""
     for minute in range(4):
         await insert(connection, f"m{minute}", minute)
     first = ids(await manager.list_dead(limit=2))
     await getattr(manager, change)(first)
-    try:
-        following = ids(await manager.list_dead(limit=2, after_id=first[-1]))
-    except MessageNotFoundError:
-        return
-    assert following == ["m1", "m0"]
+    with pytest.raises(MessageNotFoundError):
+        await manager.list_dead(limit=2, after_id=first[-1])
 
 
 async def test_one_dead_letter_with_all_that_is_known(manager: QueueManager, connection: Any) -> None:

@@ -16,6 +16,7 @@ from cron_ticks.settings import Settings
 from token_queue import Message
 from token_queue.hand import HAND_SECONDS, MOST_SERVED, Hand, InHand, Pace, Pair
 from token_queue.handlers import QueueHandler, QueueOptions
+from token_queue.message import RawMessage
 
 NOW = 100.0
 numbers = count(1)
@@ -41,8 +42,9 @@ def held(hand: Hand, of: QueueHandler, workspace_id: str | None = None, **change
 
 
 def put(hand: Hand, pair: Pair, *ids: str, deaths: int = 0, first: bool = False) -> None:
-    messages: list[tuple[Message[object], int]] = [
-        (Message(message_id, pair.handler.queue_name, pair.workspace_id, None, {}, 1), deaths) for message_id in ids
+    messages = [
+        RawMessage(message_id, pair.handler.queue_name, pair.workspace_id, "null", "{}", 1, deaths)
+        for message_id in ids
     ]
     hand.put(pair, messages, first=first)
 
@@ -368,6 +370,18 @@ def test_more_is_wanted_when_half_of_the_last_hand_is_left() -> None:
     assert pair.low == 3
 
 
+def test_the_hand_is_half_empty_once_on_its_way_down() -> None:
+    queue = handler()
+    hand = make_hand(queue)
+    put(hand, held(hand, queue, "a"), *names("a", 3))
+    put(hand, held(hand, queue, "b"), *names("b", 2))
+    seen = [hand.half_empty]
+    while hand.waiting:
+        start(hand)
+        seen.append(hand.half_empty)
+    assert seen == [False, False, False, True, False, False]
+
+
 def test_pairs_with_nothing_to_do_are_fetched_for_first() -> None:
     queue = handler()
     hand = make_hand(queue)
@@ -474,7 +488,6 @@ def test_of_very_many_pairs_the_latest_are_remembered() -> None:
 
 
 def test_a_second_token_of_a_pair_moves_its_turn_to_the_end() -> None:
-    """DEFECT found by this test: a key that is there already keeps its place."""
     queue = handler()
     hand = make_hand(queue)
     first, second, other = held(hand, queue, "a"), held(hand, queue, "a"), held(hand, queue, "b")
@@ -550,7 +563,6 @@ def test_a_lost_pair_is_neither_fetched_for_nor_let_go_of() -> None:
 
 
 def test_messages_that_come_for_a_lost_pair_are_not_started() -> None:
-    """DEFECT found by this test: a renewal finds the token gone while a fetch is under way, and then they come."""
     queue = handler()
     hand = make_hand(queue)
     pair = held(hand, queue)
@@ -582,7 +594,6 @@ def test_a_stop_starts_nothing_more_and_leaves_what_runs() -> None:
 
 
 def test_messages_that_come_after_the_stop_are_not_started() -> None:
-    """DEFECT found by this test: a fetch was under way, and what it brings is started and keeps its pair."""
     queue = handler()
     hand = make_hand(queue)
     pair = held(hand, queue)

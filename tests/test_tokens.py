@@ -50,7 +50,7 @@ class OneWorker(QueueRepository):
         """Ids in order; None if the token is not ours."""
         shared = self.handlers[0].options.tokens_per_pair > 1
         fetched = await self.fetch([Wanted(token.id, most, in_hand, shared)])
-        return [message.id for message, _ in fetched[token.id].messages] if token.id in fetched else None
+        return [message.id for message in fetched[token.id].messages] if token.id in fetched else None
 
 
 @pytest.fixture
@@ -313,6 +313,23 @@ async def test_nothing_is_started_after_a_pause_longer_than_the_lease(
         assert seen == [0, 1]
 
 
+@pytest.mark.parametrize("end", ["fail", "bury"])
+async def test_what_has_ended_is_not_charged_for_a_later_death_of_its_worker(
+    manager: QueueManager, first: OneWorker, second: OneWorker, connection: Any, end: str
+) -> None:
+    """Not even if it lives again by then, as a retry or a redriven message does."""
+    sent = await manager.send("queue")
+    [token] = await first.lease()
+    await first.take(token)
+    key = (sent.id, token.id)
+    await (first.fail([(key, FAILURE)]) if end == "fail" else first.bury([key]))
+    await manager.redrive_dead()
+    before = await connection.fetchrow("SELECT * FROM queue_messages")
+    look = await second.see(now=await in_eleven_seconds(connection))
+    assert (look.expired, look.charged) == (1, 0)
+    assert await connection.fetchrow("SELECT * FROM queue_messages") == before
+
+
 async def leave_suspects(manager: QueueManager, database: Database, connection: Any) -> None:
     """Two pairs with two messages each, with which a worker died, and one message each that came later."""
     dying = OneWorker(database, "ticker_dying")
@@ -331,8 +348,8 @@ async def test_a_process_has_one_suspect_in_hand_and_that_alone_of_its_pair(
     await leave_suspects(manager, database, connection)
     tokens = await first.lease()
     fetched = await first.fetch([Wanted(token.id, 10, [], shared=False) for token in tokens])
-    hands = sorted([message.payload for message, _ in taken.messages] for taken in fetched.values())
-    assert hands == [["normal"], ["suspect"]]
+    hands = sorted([message.payload_json for message in taken.messages] for taken in fetched.values())
+    assert hands == [['"normal"'], ['"suspect"']]
     in_flight = await connection.fetchval("SELECT sum(cardinality(in_flight)) FROM queue_tokens")
     assert in_flight == 2
 
@@ -342,8 +359,8 @@ async def test_a_suspect_waits_until_its_pair_has_nothing_else_in_hand(
 ) -> None:
     await leave_suspects(manager, database, connection)
     [token, _] = await first.lease()
-    [(normal, _)] = (await first.fetch([Wanted(token.id, 10, [], shared=False)], suspects=False))[token.id].messages
-    assert normal.payload == "normal"
+    [normal] = (await first.fetch([Wanted(token.id, 10, [], shared=False)], suspects=False))[token.id].messages
+    assert normal.payload_json == '"normal"'
     left = (await first.fetch([Wanted(token.id, 10, [normal.id], shared=False)]))[token.id]
     assert (left.messages, left.drained) == ([], False)
 

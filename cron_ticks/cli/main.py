@@ -1,16 +1,12 @@
 """The commands of `cron-ticks`."""
 
-import asyncio
 import importlib
 import json
 import os
-import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, TypeVar, TypeVarTuple, Unpack
+from typing import IO, Annotated
 
 import anyio
 import structlog
@@ -18,11 +14,14 @@ import typer
 from rich.console import Console
 
 import cron_ticks
+from cron_ticks.cli.bench import bench_app
+from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
+from cron_ticks.cli.queue_commands import queue_app
 from cron_ticks.cli.report import Report, report_table
 from cron_ticks.cli.up import EXAMPLE_APP, UpOptions, run_up
 from cron_ticks.database import open_database
 from cron_ticks.embedded import embedded_server, use_embedded
-from cron_ticks.errors import CronTicksError, InvalidInputError
+from cron_ticks.errors import InvalidInputError
 from cron_ticks.logs import configure_logs
 from cron_ticks.migrator import known_migrations, migrate, pending_migrations, render_script
 from cron_ticks.settings import PREFIX, Settings
@@ -30,18 +29,10 @@ from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.cli")
 
-Arguments = TypeVarTuple("Arguments")
-Result = TypeVar("Result")
-
-REPORT_WIDTH = 120  # where there is no terminal to ask
-
 app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Dsn = Annotated[
-    str | None,
-    typer.Option(help="PostgreSQL to use; default: CRON_TICKS_DSN, else the embedded server.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app.add_typer(queue_app, name="queue")
+app.add_typer(bench_app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -175,15 +166,6 @@ async def _up(settings: Settings, options: UpOptions, console: Console, log_file
         return await run_up(queue_manager, options, console, log_file)
 
 
-def load_settings(dsn: str | None = None) -> Settings:
-    """Settings from the environment, with logs set up by them."""
-    settings = Settings.load(**({} if dsn is None else {"dsn": dsn}))
-    configure_logs(settings.log_level, settings.log_format)
-    for variable, suggestion in Settings.unknown_variables().items():
-        log.warning("unknown_setting", variable=variable, did_you_mean=suggestion)
-    return settings
-
-
 def load_app(path: str) -> QueueManager:
     """The QueueManager at `module:name`, or the one that the function there returns."""
     module_name, _, attribute = path.partition(":")
@@ -201,36 +183,3 @@ def load_app(path: str) -> QueueManager:
     if not isinstance(queue_manager, QueueManager):
         raise InvalidInputError("--app", f"{path} is a {type(queue_manager).__name__}, not a QueueManager")
     return queue_manager
-
-
-def run(function: Callable[[Unpack[Arguments]], Awaitable[Result]], *arguments: *Arguments) -> Result:
-    """Run an async function so that SIGTERM unwinds it as Ctrl-C does: what was begun is given back.
-
-    A worker that stands has its own, gentler way.
-    """
-
-    async def main() -> Result:
-        task = asyncio.current_task()
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await function(*arguments)
-
-    try:
-        return anyio.run(main)
-    except asyncio.CancelledError:
-        raise typer.Exit(128 + signal.SIGTERM) from None
-
-
-@contextmanager
-def reported_errors() -> Iterator[None]:
-    """Our own errors say what to do, so they are shown without a traceback."""
-    try:
-        yield
-    except CronTicksError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-
-
-from cron_ticks.cli.queue_commands import queue_app  # noqa: E402 - it uses the helpers above
-
-app.add_typer(queue_app, name="queue")

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.main import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
+from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
 from cron_ticks.cli.report import database_clock
 from cron_ticks.errors import CronTicksError, InvalidInputError, MessageNotFoundError
 from token_queue import QueueManager
@@ -93,13 +93,13 @@ def list_dead_letters(
 ) -> None:
     """Show dead letters, the latest first."""
 
-    async def read(queue_manager: QueueManager) -> list[DeadMessage]:
-        if after is not None:
-            await queue_manager.get_dead(after)  # an id that is gone must not look like the end of the list
-        return await queue_manager.list_dead(queue_name=queue, workspace_id=workspace, after_id=after, limit=limit)
-
     with reported_errors():
-        letters = with_manager(dsn, read)
+        letters = with_manager(
+            dsn,
+            lambda queue_manager: queue_manager.list_dead(
+                queue_name=queue, workspace_id=workspace, after_id=after, limit=limit
+            ),
+        )
     if as_json:
         typer.echo(_as_json([asdict(letter) for letter in letters]))
     elif letters:
@@ -299,5 +299,5 @@ def _report_change(verb: str, result: tuple[int, list[str], list[str]], as_json:
             typer.echo(f"not found among the dead letters: {message_id}")
         for message_id in still_dead:
             typer.echo(f"still dead: {message_id}, because an unfinished message has its dedupe key")
-    if not_found:
+    if not_found or still_dead:
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from token_queue.handlers import QueueHandler
-from token_queue.message import Message
+from token_queue.message import RawMessage
 
 log = structlog.get_logger("token_queue.hand")
 
@@ -25,14 +25,13 @@ class InHand:
     """A message from its fetch until its outcome is written."""
 
     pair: "Pair"
-    message: Message[object]
-    worker_deaths: int
+    message: RawMessage
     handling: anyio.CancelScope | None = None
 
     @property
     def suspect(self) -> bool:
-        """Whether a worker died with it in hand. There is one such message in hand at most, so that the guilty is found."""
-        return self.worker_deaths > 0
+        """Whether a worker died with it in hand. One such message is in hand at most, so that the guilty is found."""
+        return self.message.worker_deaths > 0
 
 
 @dataclass(eq=False, slots=True)
@@ -109,11 +108,8 @@ class Hand:
         }
         self._running = dict.fromkeys(self._paces, 0)
         self._retries: list[float] = []
-
-    @property
-    def waiting(self) -> int:
-        """Messages that could be started."""
-        return sum(len(pair.waiting) for pair in self._ready)
+        self.waiting = 0  # messages that could be started
+        self._low = 0
 
     @property
     def running(self) -> int:
@@ -134,10 +130,14 @@ class Hand:
         self.pairs[pair.token_id] = pair
         self.served.pop(pair.key, None)
 
-    def put(self, pair: Pair, messages: Iterable[tuple[Message[object], int]], *, first: bool) -> None:
-        """Messages were fetched, with the number of worker deaths of each; `first`: before those of other pairs."""
-        entries = [InHand(pair, message, deaths) for message, deaths in messages]
+    def put(self, pair: Pair, messages: Iterable[RawMessage], *, first: bool) -> None:
+        """Messages were fetched; `first`: they go before those of other pairs."""
+        if pair.lost or self.stopping:  # meanwhile
+            return
+        entries = [InHand(pair, message) for message in messages]
         pair.waiting.extend(entries)
+        self.waiting += len(entries)
+        self._low = self.waiting // 2
         pair.low = len(entries) // 2
         self.suspect = self.suspect or any(entry.suspect for entry in entries)
         if pair.waiting and pair not in self._ready:
@@ -157,6 +157,7 @@ class Hand:
 
     def _start(self, pair: Pair) -> InHand:
         entry = pair.waiting.popleft()
+        self.waiting -= 1
         pair.running[entry.message.id] = entry
         self._running[pair.handler.queue_name] += 1
         self._ready.popleft()
@@ -175,6 +176,11 @@ class Hand:
             self.suspect = False
         self._pace.note(seconds)
         self._paces[pair.handler.queue_name].note(seconds)
+
+    @property
+    def half_empty(self) -> bool:
+        """Whether it is time to fetch more: true once on the way down."""
+        return self.waiting == self._low
 
     def wanting(self, now: float) -> list[Pair]:
         """The pairs to fetch messages for; those without any first."""
@@ -199,6 +205,7 @@ class Hand:
         """The token is gone by our own will."""
         self.pairs.pop(pair.token_id, None)
         if not pair.drained:
+            self.served.pop(pair.key, None)
             self.served[pair.key] = None
             while len(self.served) > MOST_SERVED:
                 del self.served[next(iter(self.served))]
@@ -237,4 +244,5 @@ class Hand:
     def _drop_waiting(self, pair: Pair) -> None:
         if any(entry.suspect for entry in pair.waiting):
             self.suspect = False
+        self.waiting -= len(pair.waiting)
         pair.waiting.clear()

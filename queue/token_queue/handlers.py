@@ -2,11 +2,14 @@
 
 import asyncio
 import contextvars
+import functools
 import inspect
+import json
 import random
 import threading
 import typing
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -16,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.schedules import check_count, check_name
 from cron_ticks.settings import Settings
-from token_queue.message import Message
+from token_queue.message import Message, RawMessage
 
 AsyncHandler = Callable[[Message[Any]], Awaitable[None]]
 Handler = AsyncHandler | Callable[[Message[Any]], None]
@@ -25,6 +28,7 @@ HandlerT = TypeVar("HandlerT", bound=Callable[[Message[Any]], Any])
 MOST_HANDLERS = 10_000
 MOST_ATTEMPTS = 1000
 MOST_TOKENS = 1000
+SHORTEST = timedelta(milliseconds=1)
 LONGEST = timedelta(days=3650)
 
 
@@ -51,7 +55,7 @@ class Backoff:
         try:
             pause = min(self.first * self.factor ** (attempt - 1), self.longest)
         except OverflowError:
-            pause = self.longest
+            pause = self.longest if self.first else 0.0
         return pause * (0.8 + 0.4 * draw())
 
 
@@ -89,12 +93,19 @@ class QueueHandler:
     run: AsyncHandler
     model: type[BaseModel] | None
 
-    def prepared(self, message: Message[Any]) -> Message[Any]:
-        """The message with its payload as the model that the handler declares; RejectMessage if it doesn't fit."""
-        if self.model is None:
-            return message
+    def prepared(self, raw: RawMessage) -> Message[Any]:
+        """The message with its payload as the handler wants it; RejectMessage if that can't be."""
         try:
-            return replace(message, payload=self.model.model_validate(message.payload))
+            payload = json.loads(raw.payload_json) if self.model is None else self._as_model(raw.payload_json)
+            headers = {} if raw.headers_json == "{}" else json.loads(raw.headers_json)
+        except (ValueError, RecursionError) as error:
+            raise RejectMessage(f"the message can't be read: {error}") from error
+        return Message(raw.id, raw.queue_name, raw.workspace_id, payload, headers, raw.attempt)
+
+    def _as_model(self, payload_json: str) -> BaseModel:
+        assert self.model is not None  # noqa: S101 - for the type checker
+        try:
+            return self.model.model_validate_json(payload_json)
         except ValidationError as error:
             raise RejectMessage(f"the payload doesn't fit {self.model.__name__}: {_shortly(error)}") from error
 
@@ -118,6 +129,8 @@ class Handlers:
         check_name("queue_name", queue_name)
         if not callable(function):
             raise InvalidInputError("handler", f"must be a function, not {type(function).__name__}")
+        if inspect.isgeneratorfunction(_called(function)) or inspect.isasyncgenfunction(_called(function)):
+            raise InvalidInputError("handler", f"{function!r} is a generator function: a handler must not yield")
         if queue_name in self._by_queue:
             raise InvalidInputError("queue_name", f"queue {queue_name!r} has a handler already: a queue has one")
         chosen = {name: _check_option(name, value) for name, value in options.items() if value is not None}
@@ -149,51 +162,70 @@ def in_thread(function: Callable[[Message[Any]], Any]) -> AsyncHandler:
 
     async def run(message: Message[Any]) -> None:
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
         context = contextvars.copy_context()
 
-        def tell(error: BaseException | None) -> None:
-            if result.done():  # nobody waits any more
+        def tell(error: Exception | None) -> None:
+            if ended.done():  # nobody waits any more
                 return
             if error is None:
-                result.set_result(None)
+                ended.set_result(None)
             else:
-                result.set_exception(error)
+                ended.set_exception(error)
 
         def work() -> None:
-            error: BaseException | None = None
-            try:
-                context.run(function, message)
-            except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to the one who waits
-                error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration | SystemExit) else raised
-            try:
+            error = _error_of(lambda: context.run(function, message))
+            with suppress(RuntimeError):  # the loop is closed: the worker has stopped
                 loop.call_soon_threadsafe(tell, error)
-            except RuntimeError:  # the loop is closed: the worker has stopped
-                return
 
         threading.Thread(target=work, name=f"handler {message.id}", daemon=True).start()
-        await result
+        await ended
 
     return run
+
+
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    """What the call raised, as something that the one who waits for it can raise."""
+    try:
+        result = call()
+    except StopIteration as error:
+        return RuntimeError(repr(error))
+    except Exception as error:  # noqa: BLE001 - it belongs to the one who waits
+        return error
+    except BaseException as error:  # noqa: BLE001 - a thread's SystemExit must not end the process
+        return RuntimeError(repr(error))
+    if inspect.iscoroutine(result):
+        result.close()
+        return TypeError("the handler returned a coroutine: declare it with 'async def'")
+    return None
 
 
 def declared_model(function: Callable[..., Any]) -> type[BaseModel] | None:
     """The model in the annotation `Message[Model]` of the function's first parameter, if it has one."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
-        hints = typing.get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
-    except (NameError, TypeError, ValueError):  # names that are known to type checkers alone
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+        annotation = None if first is None else first.annotation
+        if isinstance(annotation, str):
+            annotation = eval(annotation, getattr(_called(function), "__globals__", {}))  # noqa: S307 - its own source
+    except Exception:  # noqa: BLE001 - names that only type checkers know, or no signature at all
         return None
-    annotation = hints.get(parameters[0].name) if parameters else None
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
     arguments = typing.get_args(annotation) if typing.get_origin(annotation) is Message else ()
     if arguments and isinstance(arguments[0], type) and issubclass(arguments[0], BaseModel):
         return arguments[0]
     return None
 
 
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a partial, or behind an object that can be called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _is_async(function: Callable[..., Any]) -> bool:
-    called = getattr(function, "func", function)  # a partial is what it calls
-    return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(getattr(called, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(_called(function))
 
 
 def _check_model(model: object) -> type[BaseModel] | None:
@@ -223,8 +255,8 @@ def _check_duration(field: str, value: object) -> timedelta:
     if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
         raise InvalidInputError(field, f"must be seconds or a timedelta, not {type(value).__name__}")
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not 0 < seconds <= LONGEST.total_seconds():
-        raise InvalidInputError(field, f"must be more than 0 s and at most {LONGEST.days} days, not {value}")
+    if not SHORTEST.total_seconds() <= seconds <= LONGEST.total_seconds():
+        raise InvalidInputError(field, f"must be from 1 ms to {LONGEST.days} days, not {value}")
     return timedelta(seconds=seconds)
 
 

@@ -1,8 +1,10 @@
 """Runs the handlers of messages in hand, a bounded number at once."""
 
+import asyncio
 import contextvars
 import math
 import time
+from datetime import timedelta
 
 import anyio
 import structlog
@@ -10,7 +12,8 @@ from anyio.abc import TaskGroup
 
 from cron_ticks.loops import Pause
 from token_queue.hand import Hand, InHand
-from token_queue.handlers import RejectMessage
+from token_queue.handlers import QueueHandler, RejectMessage
+from token_queue.message import RawMessage
 from token_queue.outcomes import Outcome, OutcomeWriter, failure
 
 log = structlog.get_logger("token_queue.lanes")
@@ -29,6 +32,7 @@ class Lanes:
         self._ticker_pause = ticker_pause
         self._lanes = 0
         self._turn_ends = 0.0
+        self._turn_over = False
         self._context = contextvars.copy_context()
 
     def dispatch(self) -> None:
@@ -39,21 +43,35 @@ class Lanes:
             self._context.copy().run(self._tasks.start_soon, self._lane)
 
     async def _lane(self) -> None:
+        """Handle messages until there is none. A pair that is lost ends the lane that has a message of it."""
         context = contextvars.copy_context()
+        entry: InHand | None = None
         try:
-            while (entry := self._hand.next(time.monotonic())) is not None:
-                if len(entry.pair.waiting) == entry.pair.low and not entry.pair.drained:
-                    self._ticker_pause.wake()
-                await self._process(entry)
-                if contextvars.copy_context() != context:
-                    break
-                if time.monotonic() > self._turn_ends:
-                    await anyio.lowlevel.checkpoint()
-                    self._turn_ends = time.monotonic() + TURN_SECONDS
+            with anyio.CancelScope() as scope:
+                while (entry := self._hand.next(time.monotonic())) is not None:
+                    entry.handling = scope
+                    if self._hand.half_empty and not entry.pair.drained:
+                        self._ticker_pause.wake()
+                    await self._process(entry)
+                    if scope.cancel_called or contextvars.copy_context() != context:
+                        break
+                    if self._turn_over or time.monotonic() > self._turn_ends:
+                        await self._end_turn()
         finally:
             self._lanes -= 1
         if entry is not None:
             self.dispatch()
+
+    async def _end_turn(self) -> None:
+        """Let the rest of the process have its turn; all lanes together have one per round of the event loop."""
+        if not self._turn_over:
+            self._turn_over = True
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        await anyio.lowlevel.checkpoint()
+
+    def _begin_turn(self) -> None:
+        self._turn_over = False
+        self._turn_ends = time.monotonic() + TURN_SECONDS
 
     async def _process(self, entry: InHand) -> None:
         begun = time.monotonic()
@@ -65,27 +83,24 @@ class Lanes:
         if outcome is not None:
             self._writer.add(outcome)
 
-    async def _outcome(self, entry: InHand) -> Outcome | None:
-        """Run the handler; None if the message is no longer ours."""
+    async def _outcome(self, entry: InHand) -> Outcome:
+        """Run the handler. A cancellation that is ours comes out again: there is no outcome then."""
         handler, message = entry.pair.handler, entry.message
         if message.attempt > handler.options.max_attempts:
             _log_failed("message_dead", entry, "its attempts were used up by workers that died")
             return Outcome(entry, buried=True)
-        timeout = handler.options.timeout
-        deadline = math.inf if timeout is None else anyio.current_time() + timeout.total_seconds()
         try:
-            with anyio.CancelScope(deadline=deadline) as entry.handling:
+            if handler.options.timeout is None:
                 await handler.run(handler.prepared(message))
-                return Outcome(entry)
+            else:
+                await _run_in(handler.options.timeout, handler, message)
         except anyio.get_cancelled_exc_class() as error:
-            if anyio.current_effective_deadline() == -math.inf:  # we are being stopped
+            if anyio.current_effective_deadline() == -math.inf:  # the pair is lost, or we are being stopped
                 raise
             return self._failed(entry, error)  # the handler let out a cancellation of something else
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is the message's outcome
             return self._failed(entry, error)
-        if entry.pair.lost:
-            return None
-        return self._failed(entry, TimeoutError(f"the handler ran for more than {timeout}"))
+        return Outcome(entry)
 
     def _failed(self, entry: InHand, error: BaseException) -> Outcome:
         options, message = entry.pair.handler.options, entry.message
@@ -95,6 +110,13 @@ class Lanes:
             self._hand.note_retry(time.monotonic() + retry_in)
         _log_failed("message_dead" if final else "message_failed", entry, f"{type(error).__name__}: {error}")
         return Outcome(entry, failure(error, retry_in))
+
+
+async def _run_in(limit: timedelta, handler: QueueHandler, message: RawMessage) -> None:
+    with anyio.move_on_after(limit.total_seconds()) as scope:
+        await handler.run(handler.prepared(message))
+    if scope.cancelled_caught:
+        raise TimeoutError(f"the handler ran for more than {limit.total_seconds():g} s")
 
 
 def _log_failed(event: str, entry: InHand, error: str) -> None:

@@ -29,6 +29,19 @@ class Message(Generic[PayloadT]):
     attempt: int  # 1 at the first try
 
 
+@dataclass(slots=True)
+class RawMessage:
+    """A message as it came from the database, before anybody has read what is in it."""
+
+    id: str
+    queue_name: str
+    workspace_id: str | None
+    payload_json: str
+    headers_json: str
+    attempt: int
+    worker_deaths: int  # workers that died with it in hand
+
+
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
     """One message of a `send_many()` with options of its own."""

@@ -1,7 +1,7 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterable, Callable, Collection, Iterable
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -177,8 +177,9 @@ class QueueManager:
         limited by memory. `workspace_id` holds for those that name none.
         """
         check_name("queue_name", queue_name)
-        chunks = in_chunks(messages, workspace_id)
-        return await self._open.queue.send_many(queue_name, chunks, connection=connection)
+        _check_names(workspace_id=workspace_id)
+        async with aclosing(in_chunks(messages, workspace_id)) as chunks:
+            return await self._open.queue.send_many(queue_name, chunks, connection=connection)
 
     async def queue_states(self) -> list[QueueState]:
         """Every queue with unfinished or dead messages or a running worker. Counts them, so it costs what there is."""
@@ -196,7 +197,10 @@ class QueueManager:
         after_id: str | None = None,
         limit: int = 100,
     ) -> list[DeadMessage]:
-        """A page of dead letters, the latest first; `after_id` is the last id of the page before."""
+        """A page of dead letters, the latest first; `after_id` is the last id of the page before.
+
+        MessageNotFoundError if that one is no dead letter any more: begin with the first page again.
+        """
         check_count("limit", limit, most=LARGEST_PAGE)
         _check_names(queue_name=queue_name, workspace_id=workspace_id, after_id=after_id)
         return await self._open.queue.list_dead(
@@ -210,7 +214,7 @@ class QueueManager:
 
     async def redrive_dead(
         self,
-        message_ids: Sequence[str] | None = None,
+        message_ids: Collection[str] | None = None,
         *,
         queue_name: str | None = None,
         workspace_id: str | None = None,
@@ -225,7 +229,7 @@ class QueueManager:
 
     async def purge_dead(
         self,
-        message_ids: Sequence[str] | None = None,
+        message_ids: Collection[str] | None = None,
         *,
         queue_name: str | None = None,
         workspace_id: str | None = None,
@@ -336,11 +340,11 @@ def _check_names(**names: str | None) -> None:
             check_name(field, value)
 
 
-def _check_ids(message_ids: Sequence[str] | None) -> list[str] | None:
+def _check_ids(message_ids: Collection[str] | None) -> list[str] | None:
     if message_ids is None:
         return None
-    if isinstance(message_ids, str):
-        raise InvalidInputError("message_ids", "must be a list of ids, not one text")
+    if not isinstance(message_ids, list | tuple | set | frozenset):
+        raise InvalidInputError("message_ids", f"must be a list of ids, not {type(message_ids).__name__}")
     return [check_name("message_ids", message_id) for message_id in message_ids]
 
 

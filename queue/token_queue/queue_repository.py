@@ -1,9 +1,9 @@
 """Messages, tokens and workers in the database. The statements are in `queue_sql`."""
 
+import json
 from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import asyncpg
 
@@ -12,13 +12,13 @@ from cron_ticks.errors import MessageNotFoundError
 from cron_ticks.ids import new_token_id
 from token_queue import queue_sql as sql
 from token_queue.handlers import QueueHandler
-from token_queue.message import PRIORITIES, DeadMessage, Message, QueueState, Sent, SentMany
-from token_queue.sending import NewMessage, parse_json
+from token_queue.message import DeadMessage, QueueState, RawMessage, Sent, SentMany
+from token_queue.sending import COPY_COLUMNS, NewMessage
 
 LONGEST_ERROR = 10_000
 LONGEST_TRACEBACK = 20_000
 DEAD_BATCH = 1000
-NORMAL = PRIORITIES.index("normal")
+SHORTEST_COPY = 100  # messages: fewer are as well inserted
 THE_BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
@@ -60,9 +60,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A pair's messages in their order, each with the number of workers that died with it in hand."""
+    """A pair's messages in their order."""
 
-    messages: list[tuple[Message[object], int]]
+    messages: list[RawMessage]
     drained: bool  # there are no more
 
 
@@ -118,23 +118,35 @@ class QueueRepository:
         total = sent = 0
         async with self._database.transaction(connection) as chosen:
             async for chunk in chunks:
-                row = await self._database.fetchrow(
-                    sql.SEND_MANY,
-                    [message.id for message in chunk],
-                    queue_name,
-                    _column([message.workspace_id for message in chunk], None),
-                    [message.payload_json for message in chunk],
-                    _column([message.headers_json for message in chunk], "{}"),
-                    _column([message.priority for message in chunk], NORMAL),
-                    _column([message.dedupe_key for message in chunk], None),
-                    _column([message.process_at for message in chunk], None),
-                    _column([message.delay for message in chunk], None),
-                    self._database.channel,
-                    connection=chosen,
-                )
+                if len(chunk) >= SHORTEST_COPY and all(message.plain for message in chunk):
+                    sent += await self._copy(queue_name, chunk, chosen)
+                else:
+                    sent += await self._insert(queue_name, chunk, chosen)
                 total += len(chunk)
-                sent += 0 if row is None else row["sent"]
+            if sent:
+                await self._database.fetch(sql.WAKE_WORKERS, self._database.channel, [queue_name], connection=chosen)
         return SentMany(sent, total - sent)
+
+    async def _copy(self, queue_name: str, chunk: Sequence[NewMessage], connection: Connection) -> int:
+        rows = "".join([message.copy_row(queue_name) for message in chunk])
+        await self._database.copy("queue_messages", COPY_COLUMNS, rows, connection=connection)
+        return len(chunk)
+
+    async def _insert(self, queue_name: str, chunk: Sequence[NewMessage], connection: Connection) -> int:
+        rows = await self._database.fetch(
+            sql.SEND_MANY,
+            [message.id for message in chunk],
+            queue_name,
+            [message.workspace_id for message in chunk],
+            [message.payload_json for message in chunk],
+            [message.headers_json for message in chunk],
+            [message.priority for message in chunk],
+            [message.dedupe_key for message in chunk],
+            [message.process_at for message in chunk],
+            [message.delay for message in chunk],
+            connection=connection,
+        )
+        return len(rows)
 
     async def wake_workers(self, queues: Sequence[str]) -> None:
         """Wake sleeping workers of these queues."""
@@ -177,13 +189,13 @@ class QueueRepository:
         With `suspects`, one of the messages with which a worker died may be among them.
         """
         if not any(pair.shared for pair in wanted):
-            return await self._fetch(wanted, suspects, now, None)
+            return await self._fetch(wanted, now, None, suspects=suspects)
         async with self._database.transaction() as connection:
             await self._database.fetch(sql.LOCK_PAIRS, [pair.token_id for pair in wanted], connection=connection)
-            return await self._fetch(wanted, suspects, now, connection)
+            return await self._fetch(wanted, now, connection, suspects=suspects)
 
     async def _fetch(
-        self, wanted: Sequence[Wanted], suspects: bool, now: datetime | None, connection: Connection | None
+        self, wanted: Sequence[Wanted], now: datetime | None, connection: Connection | None, *, suspects: bool
     ) -> dict[str, Fetched]:
         rows = await self._database.fetch(
             sql.FETCH_MESSAGES,
@@ -196,13 +208,13 @@ class QueueRepository:
             suspects,
             connection=connection,
         )
-        messages: dict[str, list[tuple[Message[object], int]]] = {}
+        messages: dict[str, list[RawMessage]] = {}
         found: dict[str, int] = {}
         for row in rows:
             found[row["held_id"]] = row["found"]
             taken = messages.setdefault(row["held_id"], [])
             if row["id"] is not None:
-                taken.append((_message(row), row["worker_deaths"]))
+                taken.append(_message(row))
         return {
             pair.token_id: Fetched(
                 messages[pair.token_id], drained=len(messages[pair.token_id]) == found[pair.token_id] < pair.most
@@ -284,7 +296,9 @@ class QueueRepository:
         self, *, queue_name: str | None, workspace_id: str | None, after_id: str | None, limit: int
     ) -> list[DeadMessage]:
         """Dead letters, the latest first."""
-        rows = await self._database.fetch(sql.LIST_DEAD, queue_name, workspace_id, limit, after_id)
+        last = None if after_id is None else await self.get_dead(after_id)
+        place = (None, None) if last is None else (last.dead_at, last.id)
+        rows = await self._database.fetch(sql.LIST_DEAD, queue_name, workspace_id, limit, *place)
         return [_dead(row) for row in rows]
 
     async def get_dead(self, message_id: str) -> DeadMessage:
@@ -312,8 +326,8 @@ class QueueRepository:
         while True:
             try:
                 row = await self._database.fetchrow(statement, ids, queue_name, workspace_id, DEAD_BATCH, until, *after)
-            except asyncpg.UniqueViolationError:
-                continue  # a message with the same dedupe key was sent just now: the next look sees it
+            except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+                continue  # a message with the same dedupe key is being sent: the next look sees it
             if row is None:
                 return changed
             changed += row["changed"]
@@ -327,26 +341,22 @@ def storable(text: str, longest: int = LONGEST_ERROR) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:longest]
 
 
-def _column(values: list[Any], default: object) -> list[Any]:
-    """Empty where there is nothing but the default: every array costs its encoding."""
-    return [] if values.count(default) == len(values) else values
-
-
 def _columns(messages: Sequence[Key]) -> tuple[list[str], list[str]]:
     return [message_id for message_id, _ in messages], [token_id for _, token_id in messages]
 
 
-def _message(row: asyncpg.Record) -> Message[object]:
-    return Message(
+def _message(row: asyncpg.Record) -> RawMessage:
+    return RawMessage(
         row["id"],
         row["queue_name"],
         row["workspace_id"],
-        parse_json(row["payload"]),
-        parse_json(row["headers"]),
+        row["payload"],
+        row["headers"],
         row["attempts"] + 1,
+        row["worker_deaths"],
     )
 
 
 def _dead(row: asyncpg.Record) -> DeadMessage:
     fields = dict(row)
-    return DeadMessage(**fields | {"payload": parse_json(fields["payload"]), "headers": parse_json(fields["headers"])})
+    return DeadMessage(**fields | {"payload": json.loads(row["payload"]), "headers": json.loads(row["headers"])})

@@ -51,26 +51,21 @@ WITH sent AS (
 SELECT id, ({_wake("$10::text", "$2::text")}) FROM sent
 """
 
-# The same for many at once, in their order; how many were sent. The others have a dedupe key that is taken. A column
-# that holds nothing but its default is an empty array: unnest() fills it up with NULL.
-SEND_MANY = f"""
-WITH sent AS (
-    INSERT INTO {{schema}}.queue_messages
-        (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
-    SELECT given.id, $2, given.workspace_id, given.payload::jsonb, coalesce(given.headers, '{{}}')::jsonb,
-        coalesce(given.priority, 2), given.dedupe_key,
-        greatest(coalesce(given.process_at, statement_timestamp() + given.delay), statement_timestamp()),
-        statement_timestamp()
-    FROM unnest($1::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[], $8::timestamptz[],
-            $9::interval[])
-        WITH ORDINALITY AS given
-            (id, workspace_id, payload, headers, priority, dedupe_key, process_at, delay, position)
-    ORDER BY position
-    ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
-        WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
-    RETURNING id
-)
-SELECT count(*) AS sent, ({_wake("$10::text", "$2::text")}) FROM sent
+# The same for many at once, in their order, without waking anybody; a row for each that was sent. The others have a
+# dedupe key that is taken.
+SEND_MANY = """
+INSERT INTO {schema}.queue_messages
+    (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
+SELECT given.id, $2, given.workspace_id, given.payload::jsonb, given.headers::jsonb, given.priority, given.dedupe_key,
+    greatest(coalesce(given.process_at, statement_timestamp() + given.delay), statement_timestamp()),
+    statement_timestamp()
+FROM unnest($1::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[], $8::timestamptz[],
+        $9::interval[])
+    WITH ORDINALITY AS given (id, workspace_id, payload, headers, priority, dedupe_key, process_at, delay, position)
+ORDER BY position
+ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
+    WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
+RETURNING id
 """
 
 # The unfinished message that a duplicate is a duplicate of.
@@ -225,15 +220,15 @@ WHERE EXISTS (
     WHERE own.id = ANY ($1::text[]) AND own.queue_name = token.queue_name
         AND coalesce(own.workspace_id, '') = coalesce(token.workspace_id, ''))
 ORDER BY token.id
-FOR UPDATE
+FOR NO KEY UPDATE
 """
 
 # Due messages of pairs that we hold, and the note of what we have in hand, in one statement and without a write per
 # message: the token keeps everybody else away. One bounded index scan per priority; a level goes before the next unless
 # a message there is ten minutes older. What we and the pair's other holders have in hand already is left out.
 #
-# A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in hand
-# at most ($7: it may take one), and that alone of its pair: when it kills again, it is the only one charged twice.
+# A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in
+# hand at most ($7: it may take one), and that alone of its pair: when it kills again, only it is charged twice.
 FETCH_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
@@ -243,7 +238,7 @@ held AS MATERIALIZED (
     FROM unnest($2::text[], $3::int[]) AS wanted (id, most)
     JOIN {schema}.queue_tokens AS token ON token.id = wanted.id
     ORDER BY token.id
-    FOR UPDATE OF token
+    FOR NO KEY UPDATE OF token
 ),
 others AS MATERIALIZED (
     SELECT held.id AS token_id, unnest(token.in_flight) AS id
@@ -307,17 +302,19 @@ noted AS (
     ) AS hand
     WHERE token.id = hand.token_id AND token.id IN (SELECT token_id FROM taken)
 )
-SELECT held.id AS held_id, (SELECT count(*) FROM found WHERE found.token_id = held.id) AS found, taken.*
+SELECT held.id AS held_id, coalesce(counted.found, 0) AS found, taken.*
 FROM held
+LEFT JOIN (SELECT token_id, count(*) AS found FROM found GROUP BY token_id) AS counted ON counted.token_id = held.id
 LEFT JOIN taken ON taken.token_id = held.id
 ORDER BY taken.turn, taken.sequence
 """
 
 # Ends messages, and lets go of tokens with them. The tokens' rows are locked first: a worker that lost its token ends
-# nothing. The result is the tokens that are still ours.
+# nothing, and nobody takes one over meanwhile. The lock lets a fetch of the same worker pass. The result is the tokens
+# that are still ours.
 COMPLETE_MESSAGES = """
 WITH held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR UPDATE
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR KEY SHARE
 ),
 completed AS (
     UPDATE {schema}.queue_messages
@@ -326,19 +323,23 @@ completed AS (
             SELECT done.id FROM unnest($2::text[], $3::text[]) AS done (id, token_id) JOIN held ON held.id = token_id))
         AND coalesce(completed_at, dlq_at) IS NULL
 ),
+leaving AS MATERIALIZED (
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($5::text[]) ORDER BY id FOR UPDATE
+),
 released AS (
-    DELETE FROM {schema}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM held WHERE id = ANY ($5::text[])))
+    DELETE FROM {schema}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM leaving))
 )
 SELECT id FROM held
 """
 
-# Failed attempts: tried again after a pause, or dead.
+# Failed attempts: tried again after a pause, or dead. They are not in hand any more: whatever happens to the worker now
+# is not their fault.
 FAIL_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR UPDATE
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
 ),
 failed AS (
     UPDATE {schema}.queue_messages AS message
@@ -350,6 +351,11 @@ failed AS (
             AS given (id, token_id, error_type, error_message, error_traceback, retry_in)
         JOIN held ON held.id = given.token_id, clock
     WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
+),
+put_down AS (
+    UPDATE {schema}.queue_tokens
+    SET in_flight = ARRAY(SELECT unnest(in_flight) EXCEPT SELECT unnest($2::text[]))
+    WHERE id = ANY (ARRAY(SELECT id FROM held))
 )
 SELECT id FROM held
 """
@@ -357,13 +363,18 @@ SELECT id FROM held
 # Dead without another try: what had used up its attempts when it came into our hand, by workers that died.
 BURY_MESSAGES = """
 WITH held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR UPDATE
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
 ),
 buried AS (
     UPDATE {schema}.queue_messages AS message
     SET dlq_at = coalesce($1::timestamptz, statement_timestamp())
     FROM unnest($2::text[], $3::text[]) AS given (id, token_id) JOIN held ON held.id = given.token_id
     WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
+),
+put_down AS (
+    UPDATE {schema}.queue_tokens
+    SET in_flight = ARRAY(SELECT unnest(in_flight) EXCEPT SELECT unnest($2::text[]))
+    WHERE id = ANY (ARRAY(SELECT id FROM held))
 )
 SELECT id FROM held
 """
@@ -371,7 +382,7 @@ SELECT id FROM held
 # Keeps tokens in use; those that don't come back were taken over. A token that ran out unnoticed is still ours.
 RENEW_TOKENS = """
 WITH held AS (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($2::text[]) ORDER BY id FOR UPDATE
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($2::text[]) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE {schema}.queue_tokens
 SET leased_until = coalesce($1::timestamptz, statement_timestamp()) + $3::interval
@@ -478,7 +489,7 @@ DEAD_COLUMNS = """
     error_type, error_message, error_traceback, inserted_at AS sent_at, failed_at, dlq_at AS dead_at
 """
 
-# Dead letters, the latest first. Keyset pages: ($4, $5) is the last one of the page before.
+# Dead letters, the latest first. Keyset pages: ($4, $5) is the place of the last one of the page before.
 LIST_DEAD = (
     "SELECT"
     + DEAD_COLUMNS
@@ -486,7 +497,7 @@ LIST_DEAD = (
 FROM {schema}.queue_messages
 WHERE dlq_at IS NOT NULL
     AND ($1::text IS NULL OR queue_name = $1) AND ($2::text IS NULL OR workspace_id = $2)
-    AND ($4::text IS NULL OR (dlq_at, id) < (SELECT dlq_at, id FROM {schema}.queue_messages WHERE id = $4))
+    AND ($4::timestamptz IS NULL OR (dlq_at, id) < ($4, $5::text))
 ORDER BY dlq_at DESC, id DESC
 LIMIT $3
 """

@@ -1,10 +1,9 @@
 """What an application sends, checked at the door."""
 
-import json
-import math
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,11 +16,12 @@ from token_queue.message import PRIORITIES, OutgoingMessage
 LONGEST_DELAY = timedelta(days=36_525)
 LARGEST_HEADERS_BYTES = 65_536
 CHUNK = 1000  # messages of a send_many() per statement
+CHUNK_CHARACTERS = 4_000_000  # or as soon as their payloads are so long
 
 _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewMessage:
     """A checked message, in the database's terms."""
 
@@ -33,6 +33,24 @@ class NewMessage:
     dedupe_key: str | None
     process_at: datetime | None
     delay: timedelta | None
+
+    @property
+    def plain(self) -> bool:
+        """Due at once and no duplicate of anything, as most are."""
+        return self.dedupe_key is None and self.process_at is None and self.delay is None
+
+    def copy_row(self, queue_name: str) -> str:
+        """A row for COPY, of COPY_COLUMNS. No value has a control character of its own: names and JSON can't."""
+        workspace = "\\N" if self.workspace_id is None else _escape(self.workspace_id)
+        payload, headers = _escape(self.payload_json), _escape(self.headers_json)
+        return f"{self.id}\t{_escape(queue_name)}\t{workspace}\t{payload}\t{headers}\t{self.priority}\n"
+
+
+COPY_COLUMNS = ("id", "queue_name", "workspace_id", "payload", "headers", "priority")
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\")
 
 
 def new_message(
@@ -54,7 +72,7 @@ def new_message(
         id=new_message_id(),
         workspace_id=workspace_id,
         payload_json=payload_json(payload),
-        headers_json="{}" if headers is None else check_headers("headers", headers),
+        headers_json="{}" if headers is None or headers == {} else check_headers("headers", headers),
         priority=check_priority("priority", priority),
         dedupe_key=dedupe_key,
         process_at=at,
@@ -64,8 +82,12 @@ def new_message(
 
 def payload_json(payload: Any) -> str:
     """The payload's JSON; a pydantic model is sent as what it would be in JSON."""
-    value = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
-    return check_payload("payload", {} if value is None else value)
+    if isinstance(payload, BaseModel):
+        try:
+            payload = payload.model_dump(mode="json", by_alias=True)
+        except ValueError as error:
+            raise InvalidInputError("payload", f"must be JSON: {error}") from None
+    return check_payload("payload", {} if payload is None else payload)
 
 
 def check_headers(field: str, value: object) -> str:
@@ -90,13 +112,13 @@ def check_process_after(field: str, value: object) -> tuple[datetime | None, tim
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidInputError(field, f"{value} has no time zone: use datetime.now(UTC) or a delay in seconds")
-        return value, None
+        try:
+            return value.astimezone(UTC), None
+        except OverflowError:
+            raise InvalidInputError(field, f"{value} is out of range") from None
     if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
         raise InvalidInputError(field, f"must be a datetime, a timedelta or seconds, not {type(value).__name__}")
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-    else:
-        seconds = float(value) if abs(value) < math.inf else math.inf
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not 0 <= seconds <= LONGEST_DELAY.total_seconds():
         raise InvalidInputError(field, f"must be a delay from 0 s to {LONGEST_DELAY.days} days, not {value}")
     return None, timedelta(seconds=seconds)
@@ -104,29 +126,31 @@ def check_process_after(field: str, value: object) -> tuple[datetime | None, tim
 
 async def in_chunks(
     messages: Iterable[Any] | AsyncIterable[Any], workspace_id: str | None
-) -> AsyncIterator[list[NewMessage]]:
+) -> AsyncGenerator[list[NewMessage], None]:
     """Checked messages, a chunk at a time, so that a stream of any length fits into memory."""
     chunk: list[NewMessage] = []
-    number = 0
-    async for item in _each(messages):
-        try:
-            chunk.append(_checked(item, workspace_id))
-        except InvalidInputError as error:
-            raise InvalidInputError(f"messages[{number}].{error.field}", error.problem) from None
-        number += 1
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
+    number = size = 0
+    async with aclosing(_each(messages)) as items:
+        async for item in items:
+            try:
+                chunk.append(_checked(item, workspace_id))
+            except InvalidInputError as error:
+                raise InvalidInputError(f"messages[{number}].{error.field}", error.problem) from None
+            number += 1
+            size += len(chunk[-1].payload_json)
+            if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
+                yield chunk
+                chunk, size = [], 0
     if chunk:
         yield chunk
 
 
-async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     if isinstance(messages, AsyncIterable):
         async for item in messages:
             yield item
         return
-    if isinstance(messages, str | bytes | dict) or not isinstance(messages, Iterable):
+    if isinstance(messages, str | bytes | bytearray | Mapping | BaseModel) or not isinstance(messages, Iterable):
         raise InvalidInputError("messages", f"must be a list or another iterable, not {type(messages).__name__}")
     for item in messages:
         yield item
@@ -143,8 +167,3 @@ def _checked(item: Any, workspace_id: str | None) -> NewMessage:
         dedupe_key=item.dedupe_key,
         headers=item.headers,
     )
-
-
-def parse_json(text: str) -> Any:
-    """What a jsonb column holds; most headers are empty."""
-    return {} if text == "{}" else json.loads(text)

@@ -1,7 +1,7 @@
-"""What every contender does alike: the command line, the clock, and the lines on stdin and stdout.
+"""What every contender of a benchmark does alike: the command line, the clock, and the lines on stdin and stdout.
 
-Only the standard library and uvloop are used here, because the contenders run in a virtual environment of their own
-where cron_ticks is not installed.
+Only the standard library is used here, and uvloop where it is installed: the peers of `benchmarks/` import this file in
+a virtual environment of their own, where cron_ticks is not installed.
 """
 
 import argparse
@@ -15,7 +15,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import uvloop
+try:
+    import uvloop
+except ModuleNotFoundError:
+    run = asyncio.run
+else:
+    run = uvloop.run
 
 WATCH_SECONDS = 0.1
 # More than the five executions after which psycopg prepares a statement and PostgreSQL may keep a plan.
@@ -55,9 +60,9 @@ class Options:
 
 
 # One send of job number n, committed when it returns; the result holds the new job's id.
-SendOne = Callable[[int], Awaitable[Sequence[int]]]
+SendOne = Callable[[int], Awaitable[Sequence[Any]]]
 # One batch of jobs with these numbers, committed when it returns; the result is their ids.
-SendMany = Callable[[list[int]], Awaitable[Sequence[int]]]
+SendMany = Callable[[list[int]], Awaitable[Sequence[Any]]]
 CountLeft = Callable[[], Awaitable[int]]
 
 
@@ -81,7 +86,7 @@ class Contender(Protocol):
         table. After TRUNCATE alone the planner knows nothing and expects some pages.
         """
 
-    async def remove(self, dsn: str, ids: list[int]) -> None:
+    async def remove(self, dsn: str, ids: list[Any]) -> None:
         """Remove these jobs."""
 
     def senders(self, dsn: str, count: int) -> AbstractAsyncContextManager[list[SendOne]]:
@@ -90,7 +95,7 @@ class Contender(Protocol):
     def bulk_sender(self, dsn: str) -> AbstractAsyncContextManager[SendMany]:
         """Open one sender of batches."""
 
-    def consumer(self, dsn: str, tally: Tally, tuning: dict[str, int]) -> AbstractAsyncContextManager[Consumer]:
+    def consumer(self, dsn: str, tally: Tally, tuning: dict[str, int], /) -> AbstractAsyncContextManager[Consumer]:
         """Connect one consumer whose handler only marks the tally."""
 
     def counter(self, dsn: str) -> AbstractAsyncContextManager[CountLeft]:
@@ -109,9 +114,9 @@ def share(messages: int, senders: int) -> list[range]:
     return [range(first, end) for first, end in itertools.pairwise(edges)]
 
 
-async def send_each(send: SendOne, numbers: range) -> list[int]:
+async def send_each(send: SendOne, numbers: range) -> list[Any]:
     """Send jobs one by one, the next when the one before is committed; return their ids."""
-    ids: list[int] = []
+    ids: list[Any] = []
     for number in numbers:
         ids += await send(number)
     return ids
@@ -231,6 +236,5 @@ def parse(contender: Contender) -> tuple[str, str, Options]:
 def main(contender: Contender) -> None:
     """Run one command and print its result as one JSON line."""
     command, dsn, options = parse(contender)
-    # PgQueuer requires uvloop and its own benchmark runs on it, so both contenders get it. On a busy machine with two
-    # cores we could not tell it from plain asyncio.
-    say(json.dumps(uvloop.run(COMMANDS[command](contender, dsn, options))))
+    # PgQueuer requires uvloop and its own benchmark runs on it, so every contender gets it where it is installed.
+    say(json.dumps(run(COMMANDS[command](contender, dsn, options))))

@@ -1,1 +1,0 @@
-"""Other PostgreSQL queues for Python, measured the same way as ours."""

@@ -1,0 +1,65 @@
+"""`cron-ticks bench`: how fast it is here, beside the same SQL without Python around it."""
+
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cron_ticks.cli.bench.rounds import OWN_CONTENDERS, Contender, Figures, run_rounds
+from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
+from cron_ticks.embedded import embedded_server, use_embedded
+from cron_ticks.settings import Settings
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
+
+Messages = Annotated[int, typer.Option(help="Messages per measure; a tenth of them one by one.", min=100)]
+Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
+BenchDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        help="Server to measure on, where databases may be made; default: an embedded one for this run alone.",
+        show_default=False,
+    ),
+]
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure on this machine."""
+
+
+@bench_app.command("queue")
+def bench_queue(messages: Messages = 20_000, rounds: Rounds = 5, dsn: BenchDsn = None, as_json: Json = False) -> None:
+    """Sending and consuming: the queue beside the bare SQL, in turn, on one server."""
+    show_queue_figures(OWN_CONTENDERS, messages, rounds, dsn, as_json=as_json)
+
+
+def show_queue_figures(
+    contenders: tuple[Contender, ...], messages: int, rounds: int, dsn: str | None, *, as_json: bool
+) -> None:
+    """Run the rounds and print what came out."""
+    console = Console(stderr=True)
+    with reported_errors(), console.status("starting") as status:
+        settings = load_settings(dsn)
+        measure = partial(run_rounds, contenders=contenders, messages=messages, rounds=rounds, progress=status.update)
+        figures = run(_on_server, settings, dsn, measure)
+    if as_json:
+        typer.echo(json.dumps(figures.as_json()))
+    else:
+        output = Console()
+        Console(width=output.width if output.is_terminal else REPORT_WIDTH).print(figures.table())
+
+
+async def _on_server(settings: Settings, dsn: str | None, measure: Callable[[str], Awaitable[Figures]]) -> Figures:
+    if dsn is not None:
+        return await measure(dsn)
+    with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
+        own = settings.model_copy(update={"embedded_data_dir": Path(folder) / "server"})
+        async with use_embedded(embedded_server(own)) as server:
+            return await measure(server.dsn)

@@ -1,0 +1,268 @@
+"""Runs contenders in turn, round after round, on one server, and says what came out."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import asyncpg
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+from rich import box
+from rich.table import Table
+
+from cron_ticks.errors import CronTicksError
+
+BATCH = 1000
+SENDERS = 8
+LONGEST_LINE = 65_536
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A program with the commands of `contract`, and how many of the messages it can do in the time of the others."""
+
+    name: str
+    command: Sequence[str]
+    share: float = 1.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure: messages a second."""
+
+    name: str
+    share: float  # of the messages
+    run: Callable[["Course", int], Any]
+
+
+@dataclass(frozen=True)
+class Course:
+    """A contender with a database of its own on the common server."""
+
+    contender: Contender
+    dsn: str
+
+    async def ask(self, command: str, *options: str) -> dict[str, Any]:
+        """Run a command to its end; its last line."""
+        result = await anyio.run_process(
+            self._command(command, *options), check=False, env=self._environment, stderr=subprocess.PIPE
+        )
+        if result.returncode != 0:
+            raise CronTicksError(f"{self.contender.name}: {command} failed:\n{result.stderr.decode()[-2000:]}")
+        answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+        return answer
+
+    async def send_one(self, messages: int, senders: int) -> float:
+        """Messages a second, one by one."""
+        await self.ask("clear")
+        answer = await self.ask("send-one", "--messages", str(messages), "--senders", str(senders))
+        return float(answer["messages"] / answer["seconds"])
+
+    async def send_many(self, messages: int) -> float:
+        """Messages a second, by the batch."""
+        await self.ask("clear")
+        answer = await self.ask("send-many", "--messages", str(messages), "--batch", str(BATCH))
+        return float(answer["messages"] / answer["seconds"])
+
+    async def consume(self, messages: int, processes: int) -> float:
+        """Messages a second from the start of the first process to the last message of the last one."""
+        await self.send_many(messages)
+        async with AsyncExitStack() as stack:
+            command = self._command("consume", "--messages", str(messages))
+            started = [await stack.enter_async_context(self._start(command)) for _ in range(processes)]
+            lines = [BufferedByteReceiveStream(_output(process)) for process in started]
+            for reader in lines:
+                await reader.receive_until(b"ready\n", LONGEST_LINE)
+            for process in started:
+                await _tell(process, b"go\n")
+            await self.ask("left", "--watch")
+            for process in started:
+                await _tell(process, b"stop\n")
+            answers = [json.loads(await reader.receive_until(b"\n", LONGEST_LINE)) for reader in lines]
+        handled = sum(answer["handled"] for answer in answers)
+        if handled < messages:
+            raise CronTicksError(f"{self.contender.name} handled {handled} of {messages} messages")
+        last = max(answer["last"] for answer in answers if answer["last"] is not None)
+        return float(messages / (last - min(answer["start"] for answer in answers)))
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return os.environ | dict(self.contender.environment)
+
+    def _command(self, command: str, *options: str) -> list[str]:
+        return [*self.contender.command, command, "--dsn", self.dsn, *options]
+
+    @asynccontextmanager
+    async def _start(self, command: list[str]) -> AsyncIterator[Process]:
+        process = await anyio.open_process(command, env=self._environment, stderr=None)
+        try:
+            yield process
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            with anyio.CancelScope(shield=True):
+                await process.aclose()
+
+
+MEASURES = (
+    Measure("send one by one", 0.1, lambda course, messages: course.send_one(messages, 1)),
+    Measure(f"send one by one, {SENDERS} senders", 0.1, lambda course, messages: course.send_one(messages, SENDERS)),
+    Measure(f"send by {BATCH}", 1.0, lambda course, messages: course.send_many(messages)),
+    Measure("consume, 1 process", 1.0, lambda course, messages: course.consume(messages, 1)),
+    Measure("consume, 2 processes", 1.0, lambda course, messages: course.consume(messages, 2)),
+)
+
+OWN_CONTENDERS = tuple(
+    Contender(name, (sys.executable, "-m", "cron_ticks.cli.bench.contenders", name))
+    for name in ("cron_ticks", "bare SQL")
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Messages a second: by measure, then by contender, a value per round."""
+
+    rates: dict[str, dict[str, list[float]]]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    messages: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Each value, and the median, the range and our ratio to each contender round by round."""
+        return {
+            "machine": self.machine,
+            "messages": self.messages,
+            "versions": self.versions,
+            "measures": {
+                measure: {
+                    name: {
+                        "per_second": [round(rate, 1) for rate in rates],
+                        "median": round(statistics.median(rates), 1),
+                        "lowest": round(min(rates), 1),
+                        "highest": round(max(rates), 1),
+                        "ratio_of_ours": [round(ratio, 3) for ratio in self.ratios(measure, name)],
+                    }
+                    for name, rates in by_contender.items()
+                }
+                for measure, by_contender in self.rates.items()
+            },
+        }
+
+    def ratios(self, measure: str, name: str) -> list[float]:
+        """Ours by the contender's, in each round."""
+        rates = self.rates[measure]
+        return [ours / theirs for ours, theirs in zip(rates["cron_ticks"], rates[name], strict=True)]
+
+    def table(self) -> Table:
+        """For people: the median with the range, and our ratio to it."""
+        rounds = len(next(iter(next(iter(self.rates.values())).values())))
+        caption = f"messages a second, median of {rounds} rounds (lowest to highest); ratio: ours to theirs, per round"
+        table = Table(title="cron-ticks bench queue", caption=caption, box=box.SIMPLE_HEAD)
+        table.add_column("")
+        for name, version in self.versions.items():
+            table.add_column(f"{name} {version}", justify="right")
+        for measure, by_contender in self.rates.items():
+            cells = [_cell(rates, self.ratios(measure, name), name) for name, rates in by_contender.items()]
+            table.add_row(measure, *cells)
+        return table
+
+
+def _cell(rates: Sequence[float], ratios: Sequence[float], name: str) -> str:
+    spread = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+    if name == "cron_ticks":
+        return spread
+    return f"{spread}\nratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+async def run_rounds(
+    dsn: str,
+    *,
+    contenders: Sequence[Contender],
+    messages: int,
+    rounds: int,
+    progress: Callable[[str], None],
+) -> Figures:
+    """Every measure of every contender once per round, the contenders in another order each time."""
+    rates: dict[str, dict[str, list[float]]] = {
+        measure.name: {contender.name: [] for contender in contenders} for measure in MEASURES
+    }
+    async with AsyncExitStack() as stack:
+        courses = [await stack.enter_async_context(_course(dsn, contender)) for contender in contenders]
+        versions = {course.contender.name: (await course.ask("setup"))["version"] for course in courses}
+        for number in range(rounds):
+            for measure in MEASURES:
+                for course in courses[number % len(courses) :] + courses[: number % len(courses)]:
+                    progress(f"round {number + 1} of {rounds}: {measure.name}: {course.contender.name}")
+                    count = max(SENDERS, round(messages * measure.share * course.contender.share))
+                    rates[measure.name][course.contender.name].append(await measure.run(course, count))
+        machine = await describe_machine(dsn)
+    return Figures(rates, versions, machine, messages)
+
+
+@asynccontextmanager
+async def _course(dsn: str, contender: Contender) -> AsyncIterator[Course]:
+    """A fresh database for the contender, dropped in the end."""
+    database = f"cron_ticks_bench_{os.getpid()}_{''.join(filter(str.isalnum, contender.name)).lower()}"
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(f'CREATE DATABASE "{database}"')
+        try:
+            yield Course(contender, urlunsplit(urlsplit(dsn)._replace(path=f"/{database}")))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.execute(f'DROP DATABASE "{database}" WITH (FORCE)')
+    finally:
+        await connection.close()
+
+
+async def describe_machine(dsn: str) -> dict[str, Any]:
+    """What a figure means nothing without."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        server = await connection.fetchval("SHOW server_version")
+        durable = await connection.fetchval(
+            "SELECT current_setting('fsync') = 'on' AND current_setting('synchronous_commit') = 'on'"
+        )
+    finally:
+        await connection.close()
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "postgresql": server,
+        "durable": durable,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _output(process: Process) -> Any:
+    if process.stdout is None:
+        raise RuntimeError("a contender without an output")
+    return process.stdout
+
+
+async def _tell(process: Process, line: bytes) -> None:
+    if process.stdin is None:
+        raise RuntimeError("a contender without an input")
+    await process.stdin.send(line)
