@@ -5,9 +5,8 @@ pooler may stand between us and the server.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
@@ -91,11 +90,13 @@ class Database:
         row = await self.fetchrow(text, *arguments, connection=connection)
         return row[0] if row else None
 
-    async def copy(self, table: str, columns: Sequence[str], rows: str, *, connection: Connection) -> None:
+    async def copy(
+        self, table: str, columns: Sequence[str], rows: AsyncIterable[bytes], *, connection: Connection
+    ) -> None:
         """Rows in the text format of COPY into a table of ours: the fastest way in."""
         await connection.copy_to_table(
             table,
-            source=BytesIO(rows.encode()),
+            source=rows,
             columns=list(columns),
             schema_name=self.schema,
             format="text",

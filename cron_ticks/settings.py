@@ -88,7 +88,7 @@ class Settings(BaseSettings):
 
     # Messages; a handler may set the last four otherwise for its queue
     message_concurrency: int = Field(default=10, ge=1, le=10_000, description="Handlers at once per process")
-    message_batch_size: BatchSize = Field(default=1000, description="Messages in a process's hand at the most")
+    message_batch_size: BatchSize = Field(default=2000, description="Messages in a process's hand at the most")
     message_max_attempts: int = Field(default=5, ge=1, le=1000, description="Tries per message before it is dead")
     message_timeout_seconds: Seconds | None = Field(
         default=None, description="Longest run of a handler; none: no limit"

@@ -174,6 +174,22 @@ async def test_whoever_lost_the_token_can_end_nothing_any_more(
     assert await connection.fetchval("SELECT completed_at IS NOT NULL AND attempts = 2 FROM queue_messages")
 
 
+async def test_a_lost_token_takes_nothing_from_the_others(
+    manager: QueueManager, first: OneWorker, connection: Any
+) -> None:
+    """One statement ends messages of several pairs, and lets go of them."""
+    sent = {workspace: await manager.send("queue", workspace_id=workspace) for workspace in ("a", "b", "c")}
+    tokens = {str(token.workspace_id): token.id for token in await first.lease()}
+    await connection.execute("DELETE FROM queue_tokens WHERE id = $1", tokens["b"])
+    keys = [(sent[workspace].id, tokens[workspace]) for workspace in sent]
+    assert await first.complete(keys, release=[tokens["b"], tokens["c"]]) == {tokens["a"], tokens["c"]}
+    completed = await connection.fetch(
+        "SELECT workspace_id FROM queue_messages WHERE completed_at IS NOT NULL ORDER BY 1"
+    )
+    assert [row["workspace_id"] for row in completed] == ["a", "c"]
+    assert await connection.fetchval("SELECT array_agg(id) FROM queue_tokens") == [tokens["a"]]
+
+
 async def test_completing_locks_the_token_so_that_nobody_takes_it_over_meanwhile(
     manager: QueueManager, first: OneWorker, second: OneWorker, database: Database, connection: Any
 ) -> None:
@@ -183,7 +199,7 @@ async def test_completing_locks_the_token_so_that_nobody_takes_it_over_meanwhile
     await first.take(token)
     later = await in_eleven_seconds(connection)
     async with connection.transaction():
-        await connection.fetch(database.sql(COMPLETE_MESSAGES), None, [sent.id], [token.id], [token.id], [])
+        await connection.fetch(database.sql(COMPLETE_MESSAGES), None, [sent.id], [token.id], [])
         look = await second.see(now=later)
         assert (look.leased, look.expired) == ([], 0)
     look = await second.see(now=later)
@@ -446,11 +462,10 @@ async def test_no_statement_reads_the_whole_table(database: Database, connection
     await connection.execute(
         "INSERT INTO queue_tokens VALUES ('token_1', 'queue', 'ws_1', 0, 'ticker_me', now(), now() + interval '1 hour')"
     )
-    ids, tokens = ["msg_1", "msg_1001"], ["token_1", "token_1"]
     calls: dict[str, tuple[object, ...]] = {
         LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE),
-        FETCH_MESSAGES: (None, ["token_1"], [3], [], [], False, True),
-        COMPLETE_MESSAGES: (None, ids, tokens, ["token_1"], []),
+        FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], False, True),
+        COMPLETE_MESSAGES: (None, ["msg_1", "msg_1001"], ["token_1"], []),
         FAIL_MESSAGES: (None, ["msg_2001"], ["token_1"], ["token_1"], ["E"], ["m"], [None], [None]),
     }
     for statement, arguments in calls.items():

@@ -1,7 +1,7 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
 from collections.abc import AsyncIterable, Callable, Collection, Iterable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -178,8 +178,8 @@ class QueueManager:
         """
         check_name("queue_name", queue_name)
         _check_names(workspace_id=workspace_id)
-        async with aclosing(in_chunks(messages, workspace_id)) as chunks:
-            return await self._open.queue.send_many(queue_name, chunks, connection=connection)
+        chunks = in_chunks(messages, workspace_id)
+        return await self._open.queue.send_many(queue_name, chunks, connection=connection)
 
     async def queue_states(self) -> list[QueueState]:
         """Every queue with unfinished or dead messages or a running worker. Counts them, so it costs what there is."""

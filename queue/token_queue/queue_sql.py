@@ -225,7 +225,8 @@ FOR NO KEY UPDATE
 
 # Due messages of pairs that we hold, and the note of what we have in hand, in one statement and without a write per
 # message: the token keeps everybody else away. One bounded index scan per priority; a level goes before the next unless
-# a message there is ten minutes older. What we and the pair's other holders have in hand already is left out.
+# a message there is ten minutes older. What we and the pair's other holders have in hand already is left out ($4; $5:
+# whether we have nothing of the pair; $6: whether there may be other holders).
 #
 # A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in
 # hand at most ($7: it may take one), and that alone of its pair: when it kills again, only it is charged twice.
@@ -234,14 +235,15 @@ WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT token.id, token.queue_name, coalesce(token.workspace_id, '') AS workspace, wanted.most
-    FROM unnest($2::text[], $3::int[]) AS wanted (id, most)
+    SELECT token.id, token.queue_name, coalesce(token.workspace_id, '') AS workspace, token.in_flight,
+        wanted.most, wanted.empty_handed
+    FROM unnest($2::text[], $3::int[], $5::boolean[]) AS wanted (id, most, empty_handed)
     JOIN {schema}.queue_tokens AS token ON token.id = wanted.id
     ORDER BY token.id
     FOR NO KEY UPDATE OF token
 ),
 others AS MATERIALIZED (
-    SELECT held.id AS token_id, unnest(token.in_flight) AS id
+    SELECT unnest(token.in_flight) AS id
     FROM held
     JOIN {schema}.queue_tokens AS token
         ON token.queue_name = held.queue_name AND coalesce(token.workspace_id, '') = held.workspace
@@ -249,7 +251,7 @@ others AS MATERIALIZED (
     WHERE $6
 ),
 found AS MATERIALIZED (
-    SELECT held.id AS token_id, message.*
+    SELECT held.id AS token_id, held.empty_handed, message.*
     FROM held
     CROSS JOIN LATERAL (
         SELECT due.*
@@ -285,22 +287,17 @@ taken AS MATERIALIZED (
     LEFT JOIN suspect ON suspect.token_id = found.token_id
     WHERE CASE
         WHEN suspect.id IS NULL THEN found.worker_deaths = 0
-        ELSE found.id = suspect.id AND found.token_id <> ALL ($5::text[])
+        ELSE found.id = suspect.id AND found.empty_handed
     END
 ),
 noted AS (
     UPDATE {schema}.queue_tokens AS token
-    SET in_flight = hand.ids
-    FROM (
-        SELECT token_id, array_agg(id) AS ids
-        FROM (
-            SELECT token_id, id FROM taken
-            UNION ALL
-            SELECT * FROM unnest($5::text[], $4::text[]) AS kept (token_id, id)
-        ) AS every
-        GROUP BY token_id
-    ) AS hand
-    WHERE token.id = hand.token_id AND token.id IN (SELECT token_id FROM taken)
+    SET in_flight = ARRAY(
+        SELECT id FROM taken WHERE taken.token_id = token.id
+        UNION ALL
+        SELECT id FROM unnest(token.in_flight) AS kept (id) WHERE id IN (SELECT unnest($4::text[]))
+    )
+    WHERE id IN (SELECT token_id FROM taken)
 )
 SELECT held.id AS held_id, coalesce(counted.found, 0) AS found, taken.*
 FROM held
@@ -309,22 +306,24 @@ LEFT JOIN taken ON taken.token_id = held.id
 ORDER BY taken.turn, taken.sequence
 """
 
-# Ends messages, and lets go of tokens with them. The tokens' rows are locked first: a worker that lost its token ends
-# nothing, and nobody takes one over meanwhile. The lock lets a fetch of the same worker pass. The result is the tokens
-# that are still ours.
+# Ends messages, and lets go of tokens with them, if all of the tokens are ours: otherwise it does nothing. The tokens'
+# rows are locked first: a worker that lost its token ends nothing, and nobody takes one over meanwhile. The lock lets a
+# fetch of the same worker pass. The result is the tokens that are ours.
 COMPLETE_MESSAGES = """
 WITH held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR KEY SHARE
+    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($3::text[]) ORDER BY id FOR KEY SHARE
 ),
 completed AS (
     UPDATE {schema}.queue_messages
     SET completed_at = coalesce($1::timestamptz, statement_timestamp()), attempts = attempts + 1
-    WHERE id = ANY (ARRAY(
-            SELECT done.id FROM unnest($2::text[], $3::text[]) AS done (id, token_id) JOIN held ON held.id = token_id))
-        AND coalesce(completed_at, dlq_at) IS NULL
+    WHERE id = ANY ($2::text[]) AND coalesce(completed_at, dlq_at) IS NULL
+        AND (SELECT count(*) FROM held) = cardinality($3::text[])
 ),
 leaving AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($5::text[]) ORDER BY id FOR UPDATE
+    SELECT id FROM {schema}.queue_tokens
+    WHERE id = ANY ($4::text[]) AND (SELECT count(*) FROM held) = cardinality($3::text[])
+    ORDER BY id
+    FOR UPDATE
 ),
 released AS (
     DELETE FROM {schema}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM leaving))

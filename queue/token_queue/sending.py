@@ -1,7 +1,6 @@
 """What an application sends, checked at the door."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +14,7 @@ from token_queue.message import PRIORITIES, OutgoingMessage
 
 LONGEST_DELAY = timedelta(days=36_525)
 LARGEST_HEADERS_BYTES = 65_536
-CHUNK = 1000  # messages of a send_many() per statement
+CHUNK = 250  # messages of a send_many() per statement
 CHUNK_CHARACTERS = 4_000_000  # or as soon as their payloads are so long
 
 _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
@@ -124,36 +123,58 @@ def check_process_after(field: str, value: object) -> tuple[datetime | None, tim
     return None, timedelta(seconds=seconds)
 
 
-async def in_chunks(
-    messages: Iterable[Any] | AsyncIterable[Any], workspace_id: str | None
-) -> AsyncGenerator[list[NewMessage], None]:
+class _Chunk:
+    """Gathers checked messages until there are enough for a statement."""
+
+    def __init__(self, workspace_id: str | None) -> None:
+        self._workspace_id = workspace_id
+        self._number = 0
+        self._size = 0
+        self._messages: list[NewMessage] = []
+
+    def add(self, item: Any) -> bool:
+        """True if the chunk is full."""
+        try:
+            message = _checked(item, self._workspace_id)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"messages[{self._number}].{error.field}", error.problem) from None
+        self._number += 1
+        self._size += len(message.payload_json)
+        self._messages.append(message)
+        return len(self._messages) >= CHUNK or self._size >= CHUNK_CHARACTERS
+
+    def take(self) -> list[NewMessage]:
+        """What was gathered; the next chunk begins."""
+        taken, self._messages, self._size = self._messages, [], 0
+        return taken
+
+
+Chunks = Iterator[list[NewMessage]] | AsyncIterator[list[NewMessage]]
+
+
+def in_chunks(messages: Iterable[Any] | AsyncIterable[Any], workspace_id: str | None) -> Chunks:
     """Checked messages, a chunk at a time, so that a stream of any length fits into memory."""
-    chunk: list[NewMessage] = []
-    number = size = 0
-    async with aclosing(_each(messages)) as items:
-        async for item in items:
-            try:
-                chunk.append(_checked(item, workspace_id))
-            except InvalidInputError as error:
-                raise InvalidInputError(f"messages[{number}].{error.field}", error.problem) from None
-            number += 1
-            size += len(chunk[-1].payload_json)
-            if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
-                yield chunk
-                chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-async def _each(messages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     if isinstance(messages, AsyncIterable):
-        async for item in messages:
-            yield item
-        return
+        return _async_chunks(messages, _Chunk(workspace_id))
     if isinstance(messages, str | bytes | bytearray | Mapping | BaseModel) or not isinstance(messages, Iterable):
         raise InvalidInputError("messages", f"must be a list or another iterable, not {type(messages).__name__}")
+    return _chunks(messages, _Chunk(workspace_id))
+
+
+def _chunks(messages: Iterable[Any], chunk: _Chunk) -> Iterator[list[NewMessage]]:
     for item in messages:
-        yield item
+        if chunk.add(item):
+            yield chunk.take()
+    if rest := chunk.take():
+        yield rest
+
+
+async def _async_chunks(messages: AsyncIterable[Any], chunk: _Chunk) -> AsyncIterator[list[NewMessage]]:
+    async for item in messages:
+        if chunk.add(item):
+            yield chunk.take()
+    if rest := chunk.take():
+        yield rest
 
 
 def _checked(item: Any, workspace_id: str | None) -> NewMessage:

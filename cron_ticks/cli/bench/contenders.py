@@ -200,10 +200,10 @@ class BareSql(OwnTables):
 
             async def drain(token: str) -> None:
                 while True:
-                    rows = await fetch.fetch(None, [token], [BATCH], [], [], ALONE, NO_SUSPECTS)
+                    rows = await fetch.fetch(None, [token], [BATCH], [], [True], ALONE, NO_SUSPECTS)
                     ids = [row["id"] for row in rows if row["id"] is not None]
                     release = [token] if len(ids) < BATCH else []
-                    await complete.fetch(None, ids, [token] * len(ids), [token], release)
+                    await complete.fetch(None, ids, [token], release)
                     for _ in ids:
                         tally.mark()
                     if release:
