@@ -21,11 +21,9 @@ log = structlog.get_logger("cron_ticks.database")
 
 if TYPE_CHECKING:
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
-    PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnection
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
 else:  # generic for type checkers alone
     Pool = asyncpg.Pool
-    PoolConnection = asyncpg.pool.PoolConnectionProxy
     Connection = asyncpg.Connection
 
 # The server is away or starting: worth another try, unlike a wrong password or database.
@@ -57,7 +55,7 @@ class Database:
         self, pool: Pool, settings: Settings, *, listen_dsn: str | None = None, own_pool: bool = False
     ) -> None:
         self._pool = pool
-        self._idle: deque[tuple[PoolConnection, float]] = deque()
+        self._idle: deque[tuple[Connection, float]] = deque()
         self._waiting = 0
         self._idle_seconds = IDLE_SECONDS if own_pool else 0.0
         self._listen_dsn = listen_dsn
@@ -75,8 +73,16 @@ class Database:
         self, text: str, *arguments: object, connection: Connection | None = None, deadline_seconds: float | None = None
     ) -> list[asyncpg.Record]:
         """All rows of a statement, on `connection` or on one of the pool's."""
-        async with self.connection(connection) as chosen:
-            return await chosen.fetch(self.sql(text), *arguments, timeout=deadline_seconds or self._deadline)
+        chosen = await self._acquire() if connection is None else _checked(connection)
+        try:
+            rows = await chosen.fetch(self.sql(text), *arguments, timeout=deadline_seconds or self._deadline)
+        except BaseException:
+            if connection is None:
+                await self._give_back(chosen)
+            raise
+        if connection is None:
+            await self._put_by(chosen)
+        return rows
 
     async def fetchrow(
         self, text: str, *arguments: object, connection: Connection | None = None
@@ -111,48 +117,50 @@ class Database:
     async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
         """`given`, which stays its owner's, or a connection of the pool."""
         if given is not None:
-            if not isinstance(given, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
-                raise InvalidInputError("connection", f"must be an asyncpg connection, not {type(given).__name__}")
-            yield given
+            yield _checked(given)
             return
         acquired = await self._acquire()
         try:
             yield acquired
         except BaseException:
-            await self._pool.release(acquired)
+            await self._give_back(acquired)
             raise
         await self._put_by(acquired)
 
-    async def _acquire(self) -> PoolConnection:
+    async def _acquire(self) -> Connection:
         """The connection put by last, or one from the pool."""
         while self._idle:
             connection, _ = self._idle.pop()
             if not connection.is_closed():
                 return connection
-            await self._pool.release(connection)
+            await self._give_back(connection)
         self._waiting += 1
         try:
             return await self._pool.acquire(timeout=self._deadline)
         finally:
             self._waiting -= 1
 
-    async def _put_by(self, connection: PoolConnection) -> None:
+    async def _give_back(self, connection: Connection) -> None:
+        """To the pool, which sees to a connection that was left in the middle of something."""
+        await self._pool.release(connection)  # type: ignore[arg-type]
+
+    async def _put_by(self, connection: Connection) -> None:
         """Keep it at hand for a while: the way through the pool and back costs half as much as a short statement.
 
         Not while somebody waits at the pool, and not where the pool is the application's, which may be waiting for it.
         """
         if not self._idle_seconds or self._waiting:
-            await self._pool.release(connection)
+            await self._give_back(connection)
             return
         now = anyio.current_time()
         self._idle.append((connection, now))
         if self._idle[0][1] < now - self._idle_seconds:
-            await self._pool.release(self._idle.popleft()[0])
+            await self._give_back(self._idle.popleft()[0])
 
     async def release_idle(self) -> None:
         """Give back to the pool what was put by."""
         while self._idle:
-            await self._pool.release(self._idle.pop()[0])
+            await self._give_back(self._idle.pop()[0])
 
     @asynccontextmanager
     async def transaction(self, given: Connection | None = None) -> AsyncIterator[Connection]:
@@ -270,6 +278,12 @@ async def _rolled_back(transaction: asyncpg.transaction.Transaction) -> bool:
     except PASSING_ERRORS:
         return False
     return True
+
+
+def _checked(connection: Connection) -> Connection:
+    if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+        raise InvalidInputError("connection", f"must be an asyncpg connection, not {type(connection).__name__}")
+    return connection
 
 
 async def _prefer_indexes(connection: Connection) -> None:

@@ -89,7 +89,7 @@ class PlainCopy:
         self._following = following
 
     async def rows(self) -> AsyncIterator[bytes]:
-        """Rows for COPY. The server takes some in while the next are made."""
+        """Rows for COPY."""
         while self.left is not None and _plain(self.left):
             self.messages += len(self.left)
             yield "".join([message.copy_row(self._queue_name) for message in self.left]).encode()

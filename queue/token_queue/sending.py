@@ -18,6 +18,7 @@ CHUNK = 250  # messages of a send_many() per statement
 CHUNK_CHARACTERS = 4_000_000  # or as soon as their payloads are so long
 
 _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
+NORMAL = PRIORITIES.index("normal")
 
 
 @dataclass(slots=True)
@@ -178,8 +179,8 @@ async def _async_chunks(messages: AsyncIterable[Any], chunk: _Chunk) -> AsyncIte
 
 
 def _checked(item: Any, workspace_id: str | None) -> NewMessage:
-    if not isinstance(item, OutgoingMessage):
-        return new_message(item, workspace_id=workspace_id)
+    if not isinstance(item, OutgoingMessage):  # a payload alone; whose workspace it is was checked for all
+        return NewMessage(new_message_id(), workspace_id, payload_json(item), "{}", NORMAL, None, None, None)
     return new_message(
         item.payload,
         workspace_id=workspace_id if item.workspace_id is None else item.workspace_id,

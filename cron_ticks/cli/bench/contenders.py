@@ -23,7 +23,7 @@ from cron_ticks.ids import new_token_id
 from cron_ticks.logs import configure_logs
 from cron_ticks.migrator import migrate
 from cron_ticks.settings import Settings
-from token_queue import Message, OutgoingMessage, QueueManager
+from token_queue import Message, QueueManager
 from token_queue.queue_sql import COMPLETE_MESSAGES, FETCH_MESSAGES, LOOK
 
 QUEUE = "benchmark"
@@ -31,6 +31,8 @@ WORKSPACES = 10
 LEASE = timedelta(hours=1)
 BATCH = 1000
 AWAKE = ALONE = NO_SUSPECTS = False  # arguments of the statements
+
+LAST_SENT = "SELECT ARRAY[id] FROM {schema}.queue_messages ORDER BY sequence DESC LIMIT 1"
 
 BARE_INSERT = """
 INSERT INTO queue_messages (id, queue_name, payload, process_after, inserted_at)
@@ -112,15 +114,9 @@ class Ours(OwnTables):
         async with QueueManager(dsn) as manager:
 
             async def send(numbers: list[int]) -> Sequence[Any]:
-                messages = [OutgoingMessage({"n": number}, workspace_id=workspace(number)) for number in numbers]
-                await manager.send_many(QUEUE, messages)
-                if len(numbers) > 1:
-                    return []
-                return [
-                    await manager.database.fetchval(
-                        "SELECT id FROM {schema}.queue_messages ORDER BY sequence DESC LIMIT 1"
-                    )
-                ]
+                payloads = [{"n": number} for number in numbers]
+                await manager.send_many(QUEUE, payloads, workspace_id=workspace(numbers[0] // BATCH))
+                return [] if len(numbers) > 1 else await manager.database.fetchval(LAST_SENT)
 
             yield send
 
@@ -167,7 +163,8 @@ class BareSql(OwnTables):
 
             async def send(numbers: list[int]) -> Sequence[Any]:
                 chosen = list(itertools.islice(ids, len(numbers)))
-                rows = "".join([f'{chosen_id}\t{QUEUE}\tws_{int(chosen_id) % 10}\t{{"n":1}}\n' for chosen_id in chosen])
+                rest = f'\t{QUEUE}\t{workspace(numbers[0] // BATCH)}\t{{"n":1}}\n'
+                rows = "".join([message_id + rest for message_id in chosen])
                 await connection.copy_to_table(
                     "queue_messages",
                     source=io.BytesIO(rows.encode()),
