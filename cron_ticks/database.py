@@ -5,8 +5,9 @@ pooler may stand between us and the server.
 """
 
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
@@ -26,7 +27,7 @@ else:  # generic for type checkers alone
     Pool = asyncpg.Pool
     Connection = asyncpg.Connection
 
-# The server is away or starting: worth another try, unlike a wrong password or database.
+# The server is away or starting, or chose us as a victim: worth another try, unlike a wrong password or database.
 PASSING_ERRORS = (
     OSError,
     TimeoutError,
@@ -34,6 +35,7 @@ PASSING_ERRORS = (
     asyncpg.TooManyConnectionsError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
+    asyncpg.DeadlockDetectedError,
     asyncpg.InterfaceError,
 )
 
@@ -96,13 +98,11 @@ class Database:
         row = await self.fetchrow(text, *arguments, connection=connection)
         return row[0] if row else None
 
-    async def copy(
-        self, table: str, columns: Sequence[str], rows: AsyncIterable[bytes], *, connection: Connection
-    ) -> None:
+    async def copy(self, table: str, columns: Sequence[str], rows: str, *, connection: Connection) -> None:
         """Rows in the text format of COPY into a table of ours: the fastest way in."""
         await connection.copy_to_table(
             table,
-            source=rows,
+            source=BytesIO(rows.encode()),
             columns=list(columns),
             schema_name=self.schema,
             format="text",
@@ -131,9 +131,8 @@ class Database:
         """The connection put by last, or one from the pool."""
         while self._idle:
             connection, _ = self._idle.pop()
-            if not connection.is_closed():
+            if _usable(connection):
                 return connection
-            await self._give_back(connection)
         self._waiting += 1
         try:
             return await self._pool.acquire(timeout=self._deadline)
@@ -278,6 +277,14 @@ async def _rolled_back(transaction: asyncpg.transaction.Transaction) -> bool:
     except PASSING_ERRORS:
         return False
     return True
+
+
+def _usable(connection: Connection) -> bool:
+    """Not if the server has gone: the pool has taken it back then."""
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:
+        return False
 
 
 def _checked(connection: Connection) -> Connection:

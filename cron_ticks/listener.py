@@ -36,6 +36,7 @@ class Listener:
         on_change: Callable[[], None],
     ) -> None:
         self.hears = False
+        self._said: bool | None = None  # what the log says of it
         self._database = database
         self._proof = PROOF_PREFIX + listener_id
         self._on_notice = on_notice
@@ -99,7 +100,9 @@ class Listener:
         self._change(hears=False)
 
     def _change(self, *, hears: bool) -> None:
+        if self._said != hears:
+            self._said = hears
+            log.info("notify_heard" if hears else "notify_not_heard", channel=self._database.channel)
         if self.hears != hears:
             self.hears = hears
-            log.info("notify_heard" if hears else "notify_not_heard", channel=self._database.channel)
             self._on_change()

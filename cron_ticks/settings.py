@@ -79,8 +79,12 @@ class Settings(BaseSettings):
 
     # Message ticker
     ticker_interval_ms: int = Field(default=100, ge=1, le=60_000, description="Pause between two looks of the ticker")
-    ticker_idle_seconds: Seconds = Field(
-        default=10, description="Longest pause of a ticker with nothing to do, while NOTIFY reaches it"
+    ticker_idle_seconds: float = Field(
+        default=10,
+        gt=0,
+        le=20,
+        allow_inf_nan=False,
+        description="Longest pause of a ticker with nothing to do, while NOTIFY reaches it",
     )
     ticker_batch_size: BatchSize = Field(default=500, description="Ticks per firing statement")
     lease_seconds: Seconds = Field(default=10, description="How long a token lasts")
@@ -101,7 +105,7 @@ class Settings(BaseSettings):
     # CleanupWorker
     cleanup_interval_seconds: Seconds = Field(default=300, description="Pause between two passes of the cleanup")
     cleanup_threshold_seconds: Seconds = Field(
-        default=300, description="How long a finished claim is left alone before the cleanup looks at it"
+        default=300, description="How long an expired lease is left alone before the cleanup looks at it"
     )
     cleanup_batch_size: BatchSize = Field(default=1000, description="Rows per statement of the cleanup")
 

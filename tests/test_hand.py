@@ -382,14 +382,28 @@ def test_the_hand_is_half_empty_once_on_its_way_down() -> None:
     assert seen == [False, False, False, True, False, False]
 
 
-def test_pairs_with_nothing_to_do_are_fetched_for_first() -> None:
-    queue = handler()
-    hand = make_hand(queue)
-    busy, idle, also_busy = (held(hand, queue, workspace) for workspace in "abc")
-    put(hand, busy, "m1")
-    put(hand, also_busy, "m2")
+def test_only_new_pairs_are_fetched_for_while_others_wait_for_room() -> None:
+    """Or a pair with slow handlers would take every place that becomes free."""
+    of = handler(concurrency=2)
+    hand = make_hand(of, concurrency=2)
+    old = held(hand, of, "old", fetched=True)
+    put(hand, old, "m1")
     started(hand)
-    assert hand.wanting(NOW) == [idle, busy, also_busy]
+    assert hand.wanting(NOW) == [old]
+    new = held(hand, of, "new")
+    hand.crowded = True
+    assert hand.wanting(NOW) == [new]
+
+
+def test_a_full_hand_is_not_filled_further() -> None:
+    of = handler(concurrency=1)
+    hand = make_hand(of, concurrency=1)
+    pair = held(hand, of, fetched=True)
+    put(hand, pair, "m1")
+    [entry] = [start(hand)]
+    assert hand.wanting(NOW) == []
+    end(hand, entry)
+    assert hand.wanting(NOW) == [pair]
 
 
 def test_a_process_that_stops_wants_nothing() -> None:

@@ -382,7 +382,7 @@ async def test_a_dead_letter_whose_key_is_taken_is_reported(queue: Queue, connec
     await insert(connection, "b")
     redriven = await queue("dlq", "redrive", "a", "b")
     assert redriven.code == 1
-    assert redriven.output == "redriven 1\nstill dead: a, because an unfinished message has its dedupe key\n"
+    assert redriven.output == "redriven 1\nstill dead: a: an unfinished message has its dedupe key\n"
     redriven = await queue("dlq", "redrive", "a", "--json")
     assert redriven.code == 1
     assert json.loads(redriven.output) == {"redriven": 0, "not_found": [], "still_dead": ["a"]}

@@ -131,7 +131,7 @@ async def test_a_message_that_kills_its_workers_ends_in_the_dead_letters_alone(
 
 async def test_a_stopped_worker_gives_its_pair_to_another_at_once(dsn: str, processes: Processes) -> None:
     """Its lease would last for ten minutes more."""
-    lease = {"lease_seconds": "600", "lease_renewal_seconds": "5", "ticker_idle_seconds": "600"}
+    lease = {"lease_seconds": "600", "lease_renewal_seconds": "5"}
     async with QueueManager(dsn) as manager:
         await manager.send_many("queue", range(50))
     stopping = await start_worker(processes, dsn, "in_turn", **lease)
@@ -177,7 +177,7 @@ async def test_nothing_is_lost_when_the_server_crashes_in_the_middle(tmp_path: P
 async def test_a_sender_wakes_up_a_worker_that_sleeps(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would sleep for ten minutes."""
     monkeypatch.setattr(Wakefulness, "longest_sleep", lambda *_, **__: 600.0)
-    manager = QueueManager(settings=Settings.load(dsn=dsn, ticker_idle_seconds=600))
+    manager = QueueManager(settings=Settings.load(dsn=dsn))
     arrived: list[str] = []
     enough = anyio.Event()
 
@@ -257,3 +257,34 @@ async def test_a_huge_workspace_delays_another_by_no_more_than_one_batch(dsn: st
     delayed_by = order.index("small") - sent_after
     print(f"\n{size} waiting: another workspace's message was completed after {delayed_by} of them")  # noqa: T201
     assert delayed_by <= manager.settings.message_batch_size
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_huge_workspace_with_slow_handlers_delays_another_by_no_more_than_one_batch(
+    dsn: str, concurrency: int
+) -> None:
+    """A batch is then no more than the handlers at once: each place that becomes free is anybody's."""
+    manager = QueueManager(settings=Settings.load(dsn=dsn, message_concurrency=concurrency))
+    order: list[str | None] = []
+    sent_after: list[int] = []
+    small_done = anyio.Event()
+
+    @manager.handler("queue")
+    async def handle(message: Message) -> None:
+        await anyio.sleep(0.02)
+        order.append(message.workspace_id)
+        if len(order) >= 20 and not sent_after:
+            sent_after.append(0)
+            await manager.send("queue", workspace_id="small")
+            sent_after[0] = len(order)
+        if message.workspace_id == "small":
+            small_done.set()
+
+    async with manager, anyio.create_task_group() as tasks:
+        await manager.send_many("queue", [{}] * 300, workspace_id="huge")
+        tasks.start_soon(manager.run)
+        with anyio.fail_after(60):
+            await small_done.wait()
+        manager.stop()
+    begun = order.index("small") - sent_after[0]
+    assert begun <= 3 * concurrency

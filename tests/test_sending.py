@@ -468,7 +468,7 @@ async def test_a_stream_is_taken_as_it_is_inserted(manager: QueueManager, connec
     assert await count(connection) == 5 * CHUNK
 
 
-def test_an_iterator_is_pulled_a_chunk_at_a_time() -> None:
+async def test_an_iterator_is_pulled_a_chunk_at_a_time() -> None:
     pulled = 0
 
     def items() -> Iterator[int]:
@@ -478,9 +478,7 @@ def test_an_iterator_is_pulled_a_chunk_at_a_time() -> None:
             yield n
 
     seen = 0
-    chunks = in_chunks(items(), None)
-    assert isinstance(chunks, Iterator)
-    for chunk in chunks:
+    async for chunk in in_chunks(items(), None):
         seen += len(chunk)
         assert pulled == seen
     assert seen == 5 * CHUNK

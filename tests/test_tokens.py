@@ -464,7 +464,7 @@ async def test_no_statement_reads_the_whole_table(database: Database, connection
     )
     calls: dict[str, tuple[object, ...]] = {
         LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE),
-        FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], False, True),
+        FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], [False], True),
         COMPLETE_MESSAGES: (None, ["msg_1", "msg_1001"], ["token_1"], []),
         FAIL_MESSAGES: (None, ["msg_2001"], ["token_1"], ["token_1"], ["E"], ["m"], [None], [None]),
     }

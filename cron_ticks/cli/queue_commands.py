@@ -21,6 +21,11 @@ from token_queue.message import DeadMessage, Priority
 
 Result = TypeVar("Result")
 
+STILL_DEAD = {
+    "redriven": "an unfinished message has its dedupe key",
+    "purged": "another session is at work on it",
+}
+
 queue_app = typer.Typer(no_args_is_help=True, help="Look into the queues, send messages, handle dead letters.")
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: messages that are not tried again until redriven.")
 queue_app.add_typer(dlq_app, name="dlq")
@@ -298,6 +303,6 @@ def _report_change(verb: str, result: tuple[int, list[str], list[str]], as_json:
         for message_id in not_found:
             typer.echo(f"not found among the dead letters: {message_id}")
         for message_id in still_dead:
-            typer.echo(f"still dead: {message_id}, because an unfinished message has its dedupe key")
+            typer.echo(f"still dead: {message_id}: {STILL_DEAD[verb]}")
     if not_found or still_dead:
         raise typer.Exit(1)

@@ -183,11 +183,16 @@ class Hand:
         return self.waiting == self._low
 
     def wanting(self, now: float) -> list[Pair]:
-        """The pairs to fetch messages for; those without any first."""
+        """The pairs to fetch messages for: new ones, and others as long as there is room that nobody else waits for."""
         if self.stopping:
             return []
-        wanting = [pair for pair in self.pairs.values() if pair.wants_messages(now)]
-        return sorted(wanting, key=lambda pair: bool(pair.running))
+        room = self.room() > 0 and not self.crowded
+        return [
+            pair
+            for pair in self.pairs.values()
+            if pair.wants_messages(now)
+            and (not pair.fetched or (room and self.queue_room(pair.handler.queue_name) > 0))
+        ]
 
     def take_finished(self) -> list[Pair]:
         """Pairs to let go of: all that was fetched has ended, and there is no more, or others wait."""

@@ -23,7 +23,8 @@ class QueueMaintenance:
         """One pass."""
         await self._delete_completed()
         await self._queue.delete_lost_workers()
-        unhandled = await self._queue.unhandled_queues()
+        own = self._handlers.queues()
+        unhandled = [queue for queue in await self._queue.unhandled_queues() if queue not in own]
         if unhandled:
             log.warning("queues_unhandled", queues=unhandled)
         return self._settings.cleanup_interval_seconds

@@ -1,7 +1,7 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
 from collections.abc import AsyncIterable, Callable, Collection, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -100,7 +100,7 @@ class QueueManager:
             raise CronTicksError("this QueueManager is open already")
         configure_logs_unless_done(self.settings.log_level, self.settings.log_format)
         async with AsyncExitStack() as stack:
-            dsn, embedded = self._dsn, None
+            dsn, embedded = (self._dsn if self._pool is None else None), None
             if dsn is None and self._pool is None:
                 embedded = await stack.enter_async_context(use_embedded(embedded_server(self.settings)))
                 dsn = embedded.dsn
@@ -178,8 +178,8 @@ class QueueManager:
         """
         check_name("queue_name", queue_name)
         _check_names(workspace_id=workspace_id)
-        chunks = in_chunks(messages, workspace_id)
-        return await self._open.queue.send_many(queue_name, chunks, connection=connection)
+        async with aclosing(in_chunks(messages, workspace_id)) as chunks:
+            return await self._open.queue.send_many(queue_name, chunks, connection=connection)
 
     async def queue_states(self) -> list[QueueState]:
         """Every queue with unfinished or dead messages or a running worker. Counts them, so it costs what there is."""

@@ -1,7 +1,7 @@
 """Messages, tokens and workers in the database. The statements are in `queue_sql`."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +13,7 @@ from cron_ticks.ids import new_token_id
 from token_queue import queue_sql as sql
 from token_queue.handlers import QueueHandler
 from token_queue.message import DeadMessage, QueueState, RawMessage, Sent, SentMany
-from token_queue.sending import COPY_COLUMNS, Chunks, NewMessage
+from token_queue.sending import COPY_COLUMNS, NewMessage
 
 LONGEST_ERROR = 10_000
 LONGEST_TRACEBACK = 20_000
@@ -55,7 +55,8 @@ class Wanted:
     token_id: str
     most: int
     in_hand: Sequence[str]
-    shared: bool  # the pair may have other tokens
+    shared: bool = False  # the pair may have other tokens
+    in_order: bool = False  # no message passes another
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +78,6 @@ class Failure:
 
 
 Key = tuple[str, str]  # of a message in hand: its id, and the token's
-
-
-class PlainCopy:
-    """Plain messages on their way in by COPY: a chunk, and the following ones as long as they are plain."""
-
-    def __init__(self, queue_name: str, chunk: list[NewMessage], following: Iterator[list[NewMessage]]) -> None:
-        self.messages = 0
-        self.left: list[NewMessage] | None = chunk
-        self._queue_name = queue_name
-        self._following = following
-
-    async def rows(self) -> AsyncIterator[bytes]:
-        """Rows for COPY."""
-        while self.left is not None and _plain(self.left):
-            self.messages += len(self.left)
-            yield "".join([message.copy_row(self._queue_name) for message in self.left]).encode()
-            self.left = next(self._following, None)
 
 
 class QueueRepository:
@@ -128,25 +112,24 @@ class QueueRepository:
             if first is not None:  # else it has ended meanwhile, and the key is free
                 return Sent(first, duplicate=True)
 
-    async def send_many(self, queue_name: str, chunks: Chunks, *, connection: Connection | None = None) -> SentMany:
+    async def send_many(
+        self, queue_name: str, chunks: AsyncIterable[list[NewMessage]], *, connection: Connection | None = None
+    ) -> SentMany:
         """Send all or, on any error, none."""
         total = sent = 0
-        # What an asynchronous source does may need the connection, so it is asked between two statements only.
-        at_hand: Iterator[list[NewMessage]] = chunks if isinstance(chunks, Iterator) else iter(())
         async with self._database.transaction(connection) as chosen:
-            chunk = await _next(chunks)
-            while chunk is not None:
-                if _plain(chunk):
-                    copy = PlainCopy(queue_name, chunk, at_hand)
-                    await self._database.copy("queue_messages", COPY_COLUMNS, copy.rows(), connection=chosen)
-                    sent, total, chunk = sent + copy.messages, total + copy.messages, copy.left
-                else:
-                    sent += await self._insert(queue_name, chunk, chosen)
-                    total, chunk = total + len(chunk), None
-                chunk = chunk or await _next(chunks)
+            async for chunk in chunks:
+                plain = len(chunk) >= SHORTEST_COPY and all(message.plain for message in chunk)
+                sent += await (self._copy if plain else self._insert)(queue_name, chunk, chosen)
+                total += len(chunk)
             if sent:
                 await self._database.fetch(sql.WAKE_WORKERS, self._database.channel, [queue_name], connection=chosen)
         return SentMany(sent, total - sent)
+
+    async def _copy(self, queue_name: str, chunk: Sequence[NewMessage], connection: Connection) -> int:
+        rows = "".join([message.copy_row(queue_name) for message in chunk])
+        await self._database.copy("queue_messages", COPY_COLUMNS, rows, connection=connection)
+        return len(chunk)
 
     async def _insert(self, queue_name: str, chunk: Sequence[NewMessage], connection: Connection) -> int:
         rows = await self._database.fetch(
@@ -220,7 +203,7 @@ class QueueRepository:
             [pair.most for pair in wanted],
             [message_id for pair in wanted for message_id in pair.in_hand],
             [not pair.in_hand for pair in wanted],
-            connection is not None,
+            [pair.in_order for pair in wanted],
             suspects,
             connection=connection,
         )
@@ -354,14 +337,6 @@ class QueueRepository:
             after = (row["dlq_at"], row["id"])
             if row["queues"]:
                 await self.wake_workers(row["queues"])
-
-
-async def _next(chunks: Chunks) -> list[NewMessage] | None:
-    return next(chunks, None) if isinstance(chunks, Iterator) else await anext(chunks, None)
-
-
-def _plain(chunk: Sequence[NewMessage]) -> bool:
-    return len(chunk) >= SHORTEST_COPY and all(message.plain for message in chunk)
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:

@@ -225,19 +225,19 @@ FOR NO KEY UPDATE
 
 # Due messages of pairs that we hold, and the note of what we have in hand, in one statement and without a write per
 # message: the token keeps everybody else away. One bounded index scan per priority; a level goes before the next unless
-# a message there is ten minutes older. What we and the pair's other holders have in hand already is left out ($4; $5:
-# whether we have nothing of the pair; $6: whether there may be other holders).
+# a message there is ten minutes older. What we ($4) and the pair's other holders have in hand already is left out.
 #
 # A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in
-# hand at most ($7: it may take one), and that alone of its pair: when it kills again, only it is charged twice.
+# hand at most ($7: it may take one), and that alone of its pair ($5: nothing of the pair is in hand): when it kills
+# again, only it is charged twice. Others are passed by, unless the pair's messages run in order ($6).
 FETCH_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT token.id, token.queue_name, coalesce(token.workspace_id, '') AS workspace, token.in_flight,
-        wanted.most, wanted.empty_handed
-    FROM unnest($2::text[], $3::int[], $5::boolean[]) AS wanted (id, most, empty_handed)
+    SELECT token.id, token.queue_name, coalesce(token.workspace_id, '') AS workspace,
+        wanted.most, wanted.empty_handed, wanted.in_order
+    FROM unnest($2::text[], $3::int[], $5::boolean[], $6::boolean[]) AS wanted (id, most, empty_handed, in_order)
     JOIN {schema}.queue_tokens AS token ON token.id = wanted.id
     ORDER BY token.id
     FOR NO KEY UPDATE OF token
@@ -248,10 +248,9 @@ others AS MATERIALIZED (
     JOIN {schema}.queue_tokens AS token
         ON token.queue_name = held.queue_name AND coalesce(token.workspace_id, '') = held.workspace
             AND token.id <> held.id
-    WHERE $6
 ),
 found AS MATERIALIZED (
-    SELECT held.id AS token_id, held.empty_handed, message.*
+    SELECT held.id AS token_id, held.empty_handed, held.in_order, message.*
     FROM held
     CROSS JOIN LATERAL (
         SELECT due.*
@@ -274,20 +273,31 @@ found AS MATERIALIZED (
         LIMIT held.most
     ) AS message
 ),
-suspect AS (
+suspects AS MATERIALIZED (
+    SELECT DISTINCT ON (token_id) token_id, id, turn, sequence
+    FROM found
+    WHERE worker_deaths > 0
+    ORDER BY token_id, turn, sequence
+),
+chosen AS (
     SELECT token_id, id
-    FROM (SELECT DISTINCT ON (token_id) * FROM found ORDER BY token_id, turn, sequence) AS head
-    WHERE worker_deaths > 0 AND $7
+    FROM suspects
+    WHERE $7 AND NOT EXISTS (
+        SELECT FROM found
+        WHERE found.token_id = suspects.token_id AND (found.turn, found.sequence) < (suspects.turn, suspects.sequence))
     ORDER BY turn
     LIMIT 1
 ),
 taken AS MATERIALIZED (
     SELECT found.*
     FROM found
-    LEFT JOIN suspect ON suspect.token_id = found.token_id
+    LEFT JOIN suspects ON suspects.token_id = found.token_id
+    LEFT JOIN chosen ON chosen.token_id = found.token_id
     WHERE CASE
-        WHEN suspect.id IS NULL THEN found.worker_deaths = 0
-        ELSE found.id = suspect.id AND found.empty_handed
+        WHEN chosen.id IS NOT NULL THEN found.id = chosen.id AND found.empty_handed
+        WHEN suspects.id IS NULL THEN true
+        WHEN found.in_order THEN (found.turn, found.sequence) < (suspects.turn, suspects.sequence)
+        ELSE found.worker_deaths = 0
     END
 ),
 noted AS (
@@ -391,8 +401,11 @@ RETURNING id
 
 # The end of a worker: its tokens are free at once, nobody is charged, and sleeping workers take over.
 RETIRE_WORKER = f"""
-WITH released AS (
-    DELETE FROM {{schema}}.queue_tokens WHERE leased_by = $1
+WITH leaving AS MATERIALIZED (
+    SELECT id FROM {{schema}}.queue_tokens WHERE leased_by = $1 ORDER BY id FOR UPDATE
+),
+released AS (
+    DELETE FROM {{schema}}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM leaving))
 ),
 gone AS (
     DELETE FROM {{schema}}.queue_workers WHERE id = $1 RETURNING queues

@@ -1,6 +1,6 @@
 """What an application sends, checked at the door."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from token_queue.message import PRIORITIES, OutgoingMessage
 
 LONGEST_DELAY = timedelta(days=36_525)
 LARGEST_HEADERS_BYTES = 65_536
-CHUNK = 250  # messages of a send_many() per statement
+CHUNK = 1000  # messages of a send_many() per statement
 CHUNK_CHARACTERS = 4_000_000  # or as soon as their payloads are so long
 
 _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
@@ -150,30 +150,21 @@ class _Chunk:
         return taken
 
 
-Chunks = Iterator[list[NewMessage]] | AsyncIterator[list[NewMessage]]
-
-
-def in_chunks(messages: Iterable[Any] | AsyncIterable[Any], workspace_id: str | None) -> Chunks:
+async def in_chunks(
+    messages: Iterable[Any] | AsyncIterable[Any], workspace_id: str | None
+) -> AsyncGenerator[list[NewMessage], None]:
     """Checked messages, a chunk at a time, so that a stream of any length fits into memory."""
+    chunk = _Chunk(workspace_id)
     if isinstance(messages, AsyncIterable):
-        return _async_chunks(messages, _Chunk(workspace_id))
-    if isinstance(messages, str | bytes | bytearray | Mapping | BaseModel) or not isinstance(messages, Iterable):
+        async for item in messages:
+            if chunk.add(item):
+                yield chunk.take()
+    elif isinstance(messages, str | bytes | bytearray | Mapping | BaseModel) or not isinstance(messages, Iterable):
         raise InvalidInputError("messages", f"must be a list or another iterable, not {type(messages).__name__}")
-    return _chunks(messages, _Chunk(workspace_id))
-
-
-def _chunks(messages: Iterable[Any], chunk: _Chunk) -> Iterator[list[NewMessage]]:
-    for item in messages:
-        if chunk.add(item):
-            yield chunk.take()
-    if rest := chunk.take():
-        yield rest
-
-
-async def _async_chunks(messages: AsyncIterable[Any], chunk: _Chunk) -> AsyncIterator[list[NewMessage]]:
-    async for item in messages:
-        if chunk.add(item):
-            yield chunk.take()
+    else:
+        for item in messages:
+            if chunk.add(item):
+                yield chunk.take()
     if rest := chunk.take():
         yield rest
 

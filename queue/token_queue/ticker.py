@@ -157,6 +157,7 @@ class MessageTicker:
             await self._lease(now, most)
         else:
             self._look_at = self._beat_at
+            self._hand.crowded = True  # for all we know
         await self._fetch()
         self._lanes.dispatch()
 
@@ -219,8 +220,9 @@ class MessageTicker:
 
     def _wanted(self, pair: Pair, share: int) -> Wanted:
         most = max(1, min(share, self._hand.queue_room(pair.handler.queue_name)))
-        shared = pair.handler.options.tokens_per_pair > 1
-        return Wanted(pair.token_id, most, pair.in_hand, shared)
+        options = pair.handler.options
+        in_order = options.concurrency == options.tokens_per_pair == 1
+        return Wanted(pair.token_id, most, pair.in_hand, shared=options.tokens_per_pair > 1, in_order=in_order)
 
     def _seconds_to_sleep(self) -> float:
         """Until something is due that is known, or as long as a sleeper may; NOTIFY ends it."""

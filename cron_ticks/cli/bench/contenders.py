@@ -1,7 +1,7 @@
 """Our own contenders: the queue as an application uses it, and the bare SQL that it consists of.
 
 `python -m cron_ticks.cli.bench.contenders NAME COMMAND …`, with the commands of `contract`. The bare SQL sends the same
-statements with arguments made beforehand and does nothing with what it gets: it is the ceiling of what the server does.
+statements with arguments made beforehand and does nothing with what it gets, one statement at a time.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ QUEUE = "benchmark"
 WORKSPACES = 10
 LEASE = timedelta(hours=1)
 BATCH = 1000
-AWAKE = ALONE = NO_SUSPECTS = False  # arguments of the statements
+AWAKE = NO_SUSPECTS = False  # arguments of the statements
 
 LAST_SENT = "SELECT ARRAY[id] FROM {schema}.queue_messages ORDER BY sequence DESC LIMIT 1"
 
@@ -197,7 +197,7 @@ class BareSql(OwnTables):
 
             async def drain(token: str) -> None:
                 while True:
-                    rows = await fetch.fetch(None, [token], [BATCH], [], [True], ALONE, NO_SUSPECTS)
+                    rows = await fetch.fetch(None, [token], [BATCH], [], [True], [False], NO_SUSPECTS)
                     ids = [row["id"] for row in rows if row["id"] is not None]
                     release = [token] if len(ids) < BATCH else []
                     await complete.fetch(None, ids, [token], release)

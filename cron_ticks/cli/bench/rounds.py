@@ -21,6 +21,7 @@ from rich import box
 from rich.table import Table
 
 from cron_ticks.errors import CronTicksError
+from cron_ticks.settings import PREFIX
 
 BATCH = 1000
 SENDERS = 8
@@ -98,7 +99,8 @@ class Course:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return os.environ | dict(self.contender.environment)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        return inherited | dict(self.contender.environment)
 
     def _command(self, command: str, *options: str) -> list[str]:
         return [*self.contender.command, command, "--dsn", self.dsn, *options]
