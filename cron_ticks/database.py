@@ -157,7 +157,8 @@ class Database:
             await self._give_back(self._idle.popleft()[0])
 
     async def release_idle(self) -> None:
-        """Give back to the pool what was put by."""
+        """Give back to the pool what was put by, and put by no more."""
+        self._idle_seconds = 0.0
         while self._idle:
             await self._give_back(self._idle.pop()[0])
 
@@ -203,16 +204,25 @@ class Database:
 
 @asynccontextmanager
 async def open_database(
-    settings: Settings, *, dsn: str | None = None, pool: Pool | None = None
+    settings: Settings,
+    *,
+    dsn: str | None = None,
+    pool: Pool | None = None,
+    max_size: int | None = None,
+    check: bool = True,
 ) -> AsyncIterator[Database]:
-    """A database on the caller's pool, which is left open, or on a pool of our own to `dsn`."""
+    """A database on the caller's pool, which is left open, or on a pool of our own to `dsn`.
+
+    Without the check nothing is connected before it is used.
+    """
     listen_dsn = settings.listen_dsn.get_secret_value() if settings.listen_dsn is not None else dsn
     if pool is not None:
         yield Database(pool, settings, listen_dsn=listen_dsn)
         return
     if dsn is None:
         raise TypeError("open_database() needs dsn= or pool=")
-    own_pool = await _connect(dsn, settings)
+    connect = _connect if check else _create_pool
+    own_pool = await connect(dsn, settings, max_size or settings.pool_max_size)
     database = Database(own_pool, settings, listen_dsn=listen_dsn, own_pool=True)
     try:
         yield database
@@ -224,14 +234,14 @@ async def open_database(
             own_pool.terminate()
 
 
-async def _connect(dsn: str, settings: Settings) -> Pool:
+async def _connect(dsn: str, settings: Settings, max_size: int) -> Pool:
     """Try until the server answers or `connect_timeout_seconds` have passed: a pod may start before its server."""
     attempts = 0
     last_error: BaseException | None = None
     with anyio.move_on_after(settings.connect_timeout_seconds):
         while True:
             try:
-                return await _create_pool(dsn, settings)
+                return await _checked_pool(dsn, settings, max_size)
             except asyncpg.ClientConfigurationError as error:
                 raise DatabaseUnavailableError(f"the DSN can't be used: {error}") from error
             except PASSING_ERRORS as error:
@@ -249,11 +259,21 @@ async def _connect(dsn: str, settings: Settings) -> Pool:
     ) from last_error
 
 
-async def _create_pool(dsn: str, settings: Settings) -> Pool:
-    pool = await asyncpg.create_pool(
+async def _checked_pool(dsn: str, settings: Settings, max_size: int) -> Pool:
+    pool = await _create_pool(dsn, settings, max_size)
+    try:
+        async with pool.acquire(timeout=settings.connect_timeout_seconds):
+            return pool
+    except BaseException:
+        pool.terminate()
+        raise
+
+
+async def _create_pool(dsn: str, settings: Settings, max_size: int) -> Pool:
+    return await asyncpg.create_pool(
         dsn,
         min_size=0,
-        max_size=settings.pool_max_size,
+        max_size=max_size,
         timeout=settings.connect_timeout_seconds,
         command_timeout=settings.statement_timeout_seconds,
         init=None if settings.transaction_pooler else _prefer_indexes,
@@ -261,12 +281,6 @@ async def _create_pool(dsn: str, settings: Settings) -> Pool:
         server_settings={"application_name": "cron_ticks"},
         statement_cache_size=0 if settings.transaction_pooler else 100,
     )
-    try:
-        async with pool.acquire(timeout=settings.connect_timeout_seconds):
-            return pool
-    except BaseException:
-        pool.terminate()
-        raise
 
 
 async def _rolled_back(transaction: asyncpg.transaction.Transaction) -> bool:
@@ -297,9 +311,10 @@ async def _prefer_indexes(connection: Connection) -> None:
     """Once per connection, where it is ours.
 
     Plans are kept for a long time, and a queue that is empty now may have a million rows in a minute: a plan that reads
-    the whole of a small table must never be the one that is kept.
+    the whole of a small table must never be the one that is kept. Where there is no index it is taken nevertheless, at
+    a price that would make the server compile the statement each time.
     """
-    await connection.execute("SET enable_seqscan = off")
+    await connection.execute("SET enable_seqscan = off; SET jit = off")
 
 
 async def _keep_session(_connection: Connection) -> None:

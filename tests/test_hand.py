@@ -1,15 +1,12 @@
 """The hand: whose turn it is, how many at once, and when a pair is let go of."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from cron_ticks.settings import Settings
@@ -617,148 +614,13 @@ def test_messages_that_come_after_the_stop_are_not_started() -> None:
     assert hand.take_finished() == [pair]
 
 
-# --- Retries
-
-
-def test_the_next_retry_is_the_earliest_that_is_not_due() -> None:
-    hand = make_hand(handler())
-    assert hand.next_retry(NOW) == math.inf
-    for at in (NOW + 3, NOW + 1, NOW + 2, NOW + 2):
-        hand.note_retry(at)
-    assert hand.next_retry(NOW) == NOW + 1
-    assert hand.next_retry(NOW) == NOW + 1
-    assert hand.next_retry(NOW + 1) == NOW + 2
-    assert hand.next_retry(NOW + 2.5) == NOW + 3
-    assert hand.next_retry(NOW + 3) == math.inf
-
-
-@given(st.lists(st.floats(min_value=0, max_value=100)), st.lists(st.floats(min_value=0, max_value=100)))
-def test_retries_are_never_forgotten_before_their_time(retries: list[float], looks: list[float]) -> None:
-    hand = make_hand(handler())
-    for at in retries:
-        hand.note_retry(at)
-    for now in sorted(looks):
-        assert hand.next_retry(now) == min((at for at in retries if at > now), default=math.inf)
-
-
-# --- Anything that may happen
-
-
-LIMITS = {"narrow": 1, "wide": 3}
-PLACES = [(queue, workspace) for queue in LIMITS for workspace in (None, "a", "b")]
-
-
-class Table:
-    """A hand, and beside it what must be true of it."""
-
-    def __init__(self) -> None:
-        handlers = {name: handler(name, concurrency=limit) for name, limit in LIMITS.items()}
-        self.hand = make_hand(*handlers.values(), concurrency=4)
-        self.pairs = [held(self.hand, handlers[queue], workspace) for queue, workspace in PLACES]
-        self.waiting: dict[Pair, list[str]] = {pair: [] for pair in self.pairs}
-        self.running: list[InHand] = []
-        self.put_so_far = self.started_so_far = self.dropped = 0
-
-    def put(self, place: int, number: int, *, suspect: bool, first: bool) -> None:
-        """A suspect comes alone, and only if none is in hand."""
-        pair = self.pairs[place]
-        if pair.lost:
-            return
-        suspect = suspect and not self.hand.suspect
-        fresh = [f"m{self.put_so_far + n}" for n in range(1 if suspect else number)]
-        put(self.hand, pair, *fresh, deaths=int(suspect), first=first)
-        self.waiting[pair] += fresh
-        self.put_so_far += len(fresh)
-
-    def may_start(self, pair: Pair) -> bool:
-        queue = pair.handler.queue_name
-        running = sum(entry.pair.handler.queue_name == queue for entry in self.running)
-        return bool(self.waiting[pair]) and pair.valid_until > NOW and running < LIMITS[queue]
-
-    def next(self) -> bool:
-        """Nothing waits that could start, and what starts is the first of its pair."""
-        startable = [pair for pair in self.pairs if self.may_start(pair)]
-        entry = self.hand.next(NOW)
-        assert (entry is None) == (startable == [])
-        if entry is None:
-            return False
-        assert entry.pair in startable
-        assert entry.message.id == self.waiting[entry.pair].pop(0)
-        self.running.append(entry)
-        self.started_so_far += 1
-        return True
-
-    def end(self, which: int, *, to_write: bool) -> None:
-        if self.running:
-            self.hand.ended(self.running.pop(which % len(self.running)), 0.001, to_write=to_write)
-
-    def lose(self, place: int) -> None:
-        self.hand.lose(self.pairs[place])
-        self.dropped += len(self.waiting[self.pairs[place]])
-        self.waiting[self.pairs[place]].clear()
-
-    def expire(self, place: int) -> None:
-        self.pairs[place].valid_until = NOW
-
-    def renew(self) -> None:
-        for pair in self.pairs:
-            pair.valid_until = math.inf
-
-    def check(self) -> None:
-        assert self.hand.running == len(self.running)
-        assert self.hand.waiting == sum(len(waiting) for waiting in self.waiting.values())
-        assert self.put_so_far == self.started_so_far + self.dropped + self.hand.waiting
-        for pair, waiting in self.waiting.items():
-            assert [entry.message.id for entry in pair.waiting] == waiting
-            assert set(pair.running.values()) == {entry for entry in self.running if entry.pair is pair}
-        in_hand = [*self.running, *(entry for pair in self.pairs for entry in pair.waiting)]
-        assert self.hand.suspect == any(entry.suspect for entry in in_hand)
-
-
-Step = Callable[[Table], object]
-places = st.integers(0, len(PLACES) - 1)
-
-
-def put_step(place: int, number: int, *, suspect: bool, first: bool) -> Step:
-    return lambda table: table.put(place, number, suspect=suspect, first=first)
-
-
-def end_step(which: int, *, to_write: bool) -> Step:
-    return lambda table: table.end(which, to_write=to_write)
-
-
-steps: st.SearchStrategy[Step] = st.one_of(
-    st.builds(put_step, places, st.integers(0, 4), suspect=st.booleans(), first=st.booleans()),
-    st.just(Table.next),
-    st.just(Table.next),
-    st.builds(end_step, st.integers(0, 20), to_write=st.booleans()),
-    st.builds(end_step, st.integers(0, 20), to_write=st.booleans()),
-    places.map(lambda place: lambda table: table.expire(place)),
-    st.just(Table.renew),
-    places.map(lambda place: lambda table: table.lose(place)),
-)
-
-
-@given(st.lists(steps, max_size=60))
-def test_whatever_happens_limits_and_order_hold_and_no_message_is_lost(taken: list[Step]) -> None:
-    table = Table()
-    for step in taken:
-        step(table)
-        table.check()
-    table.renew()
-    while table.next() or table.running:
-        table.end(0, to_write=True)
-        table.check()
-    assert table.started_so_far + table.dropped == table.put_so_far
-
-
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
-def test_a_pair_never_gets_two_turns_while_another_waits(sizes: list[int]) -> None:
-    """Between two messages of one pair there is one of every other pair that has some left."""
-    queue = handler(concurrency=100)
-    hand = make_hand(queue, concurrency=100)
-    for n, size in enumerate(sizes):
-        put(hand, held(hand, queue, f"{n}"), *(f"{n}.{k}" for k in range(size)))
-    rounds = [int(name.split(".")[1]) for name in started(hand)]
-    assert rounds == sorted(rounds)
-    assert len(rounds) == sum(sizes)
+def test_the_next_fetch_is_that_of_a_pair_whose_handlers_run() -> None:
+    of = handler()
+    hand = make_hand(of)
+    assert hand.next_fetch() == math.inf
+    for workspace, fetch_at in (("a", 7.0), ("b", 5.0), ("c", 1.0)):
+        pair = held(hand, of, workspace, drained=True, fetch_at=fetch_at)
+        if workspace != "c":  # nothing of it runs: it is about to be let go of
+            put(hand, pair, f"m_{workspace}")
+    started(hand)
+    assert hand.next_fetch() == 5.0

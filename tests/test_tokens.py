@@ -164,7 +164,7 @@ async def test_whoever_lost_the_token_can_end_nothing_any_more(
     [taken] = await second.lease(now=later)
     key = (sent.id, token.id)
     assert await first.complete([key], release=[token.id]) == set()
-    assert await first.fail([(key, FAILURE)]) == set()
+    assert await first.fail([(key, 1, FAILURE)]) == set()
     assert await first.bury([key]) == set()
     assert await first.renew([token.id], lease=LEASE) == set()
     assert await first.take(token) is None
@@ -338,7 +338,7 @@ async def test_what_has_ended_is_not_charged_for_a_later_death_of_its_worker(
     [token] = await first.lease()
     await first.take(token)
     key = (sent.id, token.id)
-    await (first.fail([(key, FAILURE)]) if end == "fail" else first.bury([key]))
+    await (first.fail([(key, 1, FAILURE)]) if end == "fail" else first.bury([key]))
     await manager.redrive_dead()
     before = await connection.fetchrow("SELECT * FROM queue_messages")
     look = await second.see(now=await in_eleven_seconds(connection))
@@ -432,7 +432,7 @@ FROM generate_series(1, $1::int) AS n
 
 async def look_buffers(database: Database, connection: Any) -> int:
     ids = [f"token_{number}" for number in range(10)]
-    arguments: tuple[object, ...] = (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ids, LEASE)
+    arguments: tuple[object, ...] = (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ids, LEASE, False, [])
     scanned, buffers = await plan_nodes(connection, database.sql(LOOK), *arguments)
     assert "queue_messages" not in scanned
     return buffers
@@ -463,10 +463,10 @@ async def test_no_statement_reads_the_whole_table(database: Database, connection
         "INSERT INTO queue_tokens VALUES ('token_1', 'queue', 'ws_1', 0, 'ticker_me', now(), now() + interval '1 hour')"
     )
     calls: dict[str, tuple[object, ...]] = {
-        LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE),
+        LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE, False, []),
         FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], [False], True),
         COMPLETE_MESSAGES: (None, ["msg_1", "msg_1001"], ["token_1"], []),
-        FAIL_MESSAGES: (None, ["msg_2001"], ["token_1"], ["token_1"], ["E"], ["m"], [None], [None]),
+        FAIL_MESSAGES: (None, ["msg_2001"], ["token_1"], ["token_1"], ["E"], ["m"], [None], [None], [1]),
     }
     for statement, arguments in calls.items():
         scanned, _ = await plan_nodes(connection, database.sql(statement), *arguments)

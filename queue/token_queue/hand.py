@@ -1,6 +1,5 @@
 """The messages in a worker's hand, and whose turn it is. Bookkeeping only: no clock, no database, no tasks."""
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -15,8 +14,8 @@ from token_queue.message import RawMessage
 log = structlog.get_logger("token_queue.hand")
 
 HAND_SECONDS = 0.25  # of work: more would be held back from other workers, and charged if this one dies
-MOST_PAIRS = 100  # leased per look
-MOST_SERVED = 1000  # pairs whose turn is remembered
+MOST_PAIRS = 500  # leased per look
+MOST_SERVED = 5000  # pairs whose turn is remembered
 SMOOTHING = 0.05
 
 
@@ -107,7 +106,6 @@ class Hand:
             handler.queue_name: Pace(min(handler.options.concurrency, concurrency), most) for handler in handlers
         }
         self._running = dict.fromkeys(self._paces, 0)
-        self._retries: list[float] = []
         self.waiting = 0  # messages that could be started
         self._low = 0
 
@@ -229,15 +227,9 @@ class Hand:
             if entry.handling is not None:
                 entry.handling.cancel()
 
-    def note_retry(self, at: float) -> None:
-        """A message that failed will be due again."""
-        heapq.heappush(self._retries, at)
-
-    def next_retry(self, now: float) -> float:
-        """When the next failed message is due again, as far as this process knows."""
-        while self._retries and self._retries[0] <= now:
-            heapq.heappop(self._retries)
-        return self._retries[0] if self._retries else math.inf
+    def next_fetch(self) -> float:
+        """When a pair with running handlers may have more messages, as far as this process knows."""
+        return min((pair.fetch_at for pair in self.pairs.values() if pair.drained and pair.running), default=math.inf)
 
     def stop(self) -> None:
         """Start nothing more; pairs without running handlers can be let go of."""

@@ -106,8 +106,6 @@ class Lanes:
         options, message = entry.pair.handler.options, entry.message
         final = isinstance(error, RejectMessage) or message.attempt >= options.max_attempts
         retry_in = None if final else options.backoff.seconds(message.attempt)
-        if retry_in is not None:
-            self._hand.note_retry(time.monotonic() + retry_in)
         _log_failed("message_dead" if final else "message_failed", entry, f"{type(error).__name__}: {error}")
         return Outcome(entry, failure(error, retry_in))
 

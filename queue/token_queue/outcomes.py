@@ -98,7 +98,11 @@ class OutcomeWriter:
         return set()
 
     async def _write(self, outcomes: Sequence[Outcome], finished: Sequence[Pair]) -> set[str]:
-        failed = [(_key(outcome), outcome.failure) for outcome in outcomes if outcome.failure is not None]
+        failed = [
+            (_key(outcome), outcome.entry.message.attempt, outcome.failure)
+            for outcome in outcomes
+            if outcome.failure is not None
+        ]
         buried = [_key(outcome) for outcome in outcomes if outcome.buried]
         completed = [_key(outcome) for outcome in outcomes if outcome.failure is None and not outcome.buried]
         ours: set[str] = set()
@@ -113,14 +117,18 @@ class OutcomeWriter:
         return ours
 
     def _note_written(self, outcomes: Sequence[Outcome], finished: Sequence[Pair], ours: set[str]) -> None:
+        now = time.monotonic()
         for outcome in outcomes:
             pair = outcome.entry.pair
             pair.unwritten.discard(outcome.entry.message.id)
             if pair.token_id not in ours:
                 self._hand.lose(pair)
+            elif outcome.failure is not None and outcome.failure.retry_in is not None:
+                pair.fetch_at = min(pair.fetch_at, now + outcome.failure.retry_in.total_seconds())
         for pair in finished:
             self._hand.released(pair)
-        if self._hand.crowded or self._hand.wanting(time.monotonic()):
+        # A pair that was let go of may have got a message meanwhile: whoever was woken by that saw our token.
+        if finished or self._hand.crowded or self._hand.wanting(time.monotonic()):
             self._ticker_pause.wake()
 
 

@@ -28,6 +28,7 @@ from token_queue.worker import Worker
 log = structlog.get_logger("token_queue.queue_manager")
 
 LARGEST_PAGE = 10_000
+SERVICE_CONNECTIONS = 5  # of a running worker, beside those of the application's calls
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class _Opened:
 
     stack: AsyncExitStack
     database: Database
+    services: Database  # for a worker: handlers that use up the other's connections must not stop its renewals
     cron: CronRepository
     queue: QueueRepository
     embedded: EmbeddedServer | None
@@ -106,8 +108,12 @@ class QueueManager:
                 dsn = embedded.dsn
             database = await stack.enter_async_context(open_database(self.settings, dsn=dsn, pool=self._pool))
             await _prepare_schema(database, self.settings)
+            services = database
+            if dsn is not None:
+                opening = open_database(self.settings, dsn=dsn, max_size=SERVICE_CONNECTIONS, check=False)
+                services = await stack.enter_async_context(opening)
             queue = QueueRepository(database, "")
-            self._opened = _Opened(stack.pop_all(), database, CronRepository(database), queue, embedded)
+            self._opened = _Opened(stack.pop_all(), database, services, CronRepository(database), queue, embedded)
         return self
 
     async def __aexit__(
@@ -309,8 +315,7 @@ class QueueManager:
         """
         if self._worker is not None:
             raise CronTicksError("this QueueManager runs already: run() is called once at a time")
-        opened = self._open
-        self._worker = Worker(opened.database, opened.cron, self._handlers, self.settings, opened.embedded)
+        self._worker = Worker(self._open.services, self._handlers, self.settings, self._open.embedded)
         try:
             await self._worker.run(handle_signals=handle_signals)
         finally:

@@ -65,6 +65,7 @@ class Fetched:
 
     messages: list[RawMessage]
     drained: bool  # there are no more
+    due_in: timedelta | None  # until the next one of the pair is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,14 @@ class QueueRepository:
         lease: timedelta,
         asleep: bool = False,
         served: Sequence[tuple[str, str]] = (),
+        suspect: bool = False,
+        in_hand: Sequence[str] = (),
         now: datetime | None = None,
     ) -> Look:
-        """Say that this worker is there, take what dead ones left, and lease up to `most` pairs."""
+        """Say that this worker is there, take what dead ones left, and lease up to `most` pairs.
+
+        `suspect`: it has one in hand and can't take another; `in_hand`: its own tokens, which are not a dead worker's.
+        """
         rows = await self._database.fetch(
             sql.LOOK,
             now,
@@ -175,6 +181,8 @@ class QueueRepository:
             [workspace for _, workspace in served],
             [new_token_id() for _ in range(most)],
             lease,
+            suspect,
+            in_hand,
         )
         leased = [Token(row["id"], row["queue_name"], row["workspace_id"]) for row in rows if row["id"] is not None]
         first = rows[0]
@@ -207,19 +215,22 @@ class QueueRepository:
             suspects,
             connection=connection,
         )
+        first: dict[str, asyncpg.Record] = {}
         messages: dict[str, list[RawMessage]] = {}
-        found: dict[str, int] = {}
         for row in rows:
-            found[row["held_id"]] = row["found"]
-            taken = messages.setdefault(row["held_id"], [])
+            token_id = row["held_id"]
+            first.setdefault(token_id, row)
+            taken = messages.setdefault(token_id, [])
             if row["id"] is not None:
                 taken.append(_message(row))
         return {
             pair.token_id: Fetched(
-                messages[pair.token_id], drained=len(messages[pair.token_id]) == found[pair.token_id] < pair.most
+                messages[pair.token_id],
+                drained=len(messages[pair.token_id]) == first[pair.token_id]["found"] < pair.most,
+                due_in=first[pair.token_id]["due_in"],
             )
             for pair in wanted
-            if pair.token_id in messages
+            if pair.token_id in first
         }
 
     async def complete(
@@ -235,10 +246,10 @@ class QueueRepository:
             return await self.complete(kept, release=[token_id for token_id in release if token_id in ours], now=now)
         return ours
 
-    async def fail(self, messages: Sequence[tuple[Key, Failure]], *, now: datetime | None = None) -> set[str]:
-        """Note failed attempts; the tokens that were ours."""
-        ids, tokens = _columns([key for key, _ in messages])
-        failures = [failure for _, failure in messages]
+    async def fail(self, messages: Sequence[tuple[Key, int, Failure]], *, now: datetime | None = None) -> set[str]:
+        """Note failed attempts, each by its number; the tokens that were ours."""
+        ids, tokens = _columns([key for key, _, _ in messages])
+        failures = [failure for _, _, failure in messages]
         rows = await self._database.fetch(
             sql.FAIL_MESSAGES,
             now,
@@ -252,6 +263,7 @@ class QueueRepository:
                 for failure in failures
             ],
             [failure.retry_in for failure in failures],
+            [attempt for _, attempt, _ in messages],
         )
         return {row["id"] for row in rows}
 

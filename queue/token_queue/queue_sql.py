@@ -82,13 +82,15 @@ WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2
 #
 # - `seen`: it is alive, and whether senders have to wake it up. Written only if that is news.
 # - `charged`: tokens that ran out are removed, and what their holders had in hand has used an attempt. Locked tokens
-#   are skipped: their holder is just ending messages. A message's own state is checked again under its row lock.
+#   are skipped: their holder is just ending messages. Those that this worker knows as its own ($12) are not: after an
+#   outage its renewal is on the way. A message's own state is checked again under its row lock.
 # - `level`: a skip scan over (workspace, priority) of each queue that this process handles. One index probe per level
 #   with unfinished messages, whatever their number: it finds the level and its earliest message at once.
 # - `leased`: pairs with due messages, a free slot and room in this process, those not served lately first, then the
 #   earliest due. Of two workers the unique key lets one through. Inserted in the order of the key, so that two workers
 #   never wait for each other in a circle. Nothing is read of the pair's messages here: only a later statement sees
-#   what the last holder has done with them.
+#   what the last holder has done with them. Pairs that begin with a suspect are left to others while this worker has
+#   one in hand ($11): see FETCH_MESSAGES.
 #
 # The result has the times in which something may be due that isn't now, and a row per token leased.
 LOOK = """
@@ -107,7 +109,7 @@ seen AS (
 expired AS (
     SELECT id, in_flight
     FROM {schema}.queue_tokens
-    WHERE leased_until <= (SELECT instant FROM clock)
+    WHERE leased_until <= (SELECT instant FROM clock) AND id <> ALL ($12::text[])
     ORDER BY leased_until
     LIMIT 100
     FOR UPDATE SKIP LOCKED
@@ -128,20 +130,22 @@ handled AS (
     SELECT * FROM unnest($4::text[], $5::int[], $6::int[]) AS given (queue_name, tokens, room)
 ),
 level AS (
-    SELECT handled.queue_name, first.workspace, first.priority, first.process_after
+    SELECT handled.queue_name, first.workspace, first.priority, first.process_after, first.worker_deaths
     FROM handled
     CROSS JOIN LATERAL (
-        SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after
+        SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after,
+            message.worker_deaths
         FROM {schema}.queue_messages AS message
         WHERE message.queue_name = handled.queue_name AND message.completed_at IS NULL AND message.dlq_at IS NULL
         ORDER BY coalesce(message.workspace_id, ''), message.priority, message.process_after, message.sequence
         LIMIT 1
     ) AS first
     UNION ALL
-    SELECT level.queue_name, next.workspace, next.priority, next.process_after
+    SELECT level.queue_name, next.workspace, next.priority, next.process_after, next.worker_deaths
     FROM level
     CROSS JOIN LATERAL (
-        SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after
+        SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after,
+            message.worker_deaths
         FROM {schema}.queue_messages AS message
         WHERE message.queue_name = level.queue_name AND message.completed_at IS NULL AND message.dlq_at IS NULL
             AND (coalesce(message.workspace_id, ''), message.priority) > (level.workspace, level.priority)
@@ -154,6 +158,7 @@ due AS (
     FROM level
     WHERE process_after <= (SELECT instant FROM clock)
     GROUP BY queue_name, workspace
+    HAVING NOT $11 OR bool_or(worker_deaths = 0)
 ),
 free AS (
     SELECT due.queue_name, due.workspace, due.due_at, handled.room, taken.slots,
@@ -212,9 +217,10 @@ LEFT JOIN leased ON true
 """
 
 # Before a fetch where a pair may have several tokens: no other holder fetches until we have, so that the next statement
-# sees what they have in hand.
+# sees what they have in hand. A process that is paused before it can send that statement keeps them for a moment only.
 LOCK_PAIRS = """
-SELECT FROM {schema}.queue_tokens AS token
+SELECT set_config('idle_in_transaction_session_timeout', '3000', true)
+FROM {schema}.queue_tokens AS token
 WHERE EXISTS (
     SELECT FROM {schema}.queue_tokens AS own
     WHERE own.id = ANY ($1::text[]) AND own.queue_name = token.queue_name
@@ -229,7 +235,8 @@ FOR NO KEY UPDATE
 #
 # A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in
 # hand at most ($7: it may take one), and that alone of its pair ($5: nothing of the pair is in hand): when it kills
-# again, only it is charged twice. Others are passed by, unless the pair's messages run in order ($6).
+# again, only it is charged twice. Where it may not be taken, later messages pass it by, unless the pair's messages run
+# in order ($6), or it could be taken as soon as the pair's hand is empty.
 FETCH_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
@@ -274,7 +281,7 @@ found AS MATERIALIZED (
     ) AS message
 ),
 suspects AS MATERIALIZED (
-    SELECT DISTINCT ON (token_id) token_id, id, turn, sequence
+    SELECT DISTINCT ON (token_id) token_id, id, turn, sequence, empty_handed
     FROM found
     WHERE worker_deaths > 0
     ORDER BY token_id, turn, sequence
@@ -282,7 +289,7 @@ suspects AS MATERIALIZED (
 chosen AS (
     SELECT token_id, id
     FROM suspects
-    WHERE $7 AND NOT EXISTS (
+    WHERE $7 AND empty_handed AND NOT EXISTS (
         SELECT FROM found
         WHERE found.token_id = suspects.token_id AND (found.turn, found.sequence) < (suspects.turn, suspects.sequence))
     ORDER BY turn
@@ -294,9 +301,10 @@ taken AS MATERIALIZED (
     LEFT JOIN suspects ON suspects.token_id = found.token_id
     LEFT JOIN chosen ON chosen.token_id = found.token_id
     WHERE CASE
-        WHEN chosen.id IS NOT NULL THEN found.id = chosen.id AND found.empty_handed
+        WHEN chosen.id IS NOT NULL THEN found.id = chosen.id
         WHEN suspects.id IS NULL THEN true
-        WHEN found.in_order THEN (found.turn, found.sequence) < (suspects.turn, suspects.sequence)
+        WHEN found.in_order OR ($7 AND NOT found.empty_handed)
+            THEN (found.turn, found.sequence) < (suspects.turn, suspects.sequence)
         ELSE found.worker_deaths = 0
     END
 ),
@@ -309,8 +317,22 @@ noted AS (
     )
     WHERE id IN (SELECT token_id FROM taken)
 )
-SELECT held.id AS held_id, coalesce(counted.found, 0) AS found, taken.*
+SELECT held.id AS held_id, coalesce(counted.found, 0) AS found, upcoming.due_in, taken.*
 FROM held
+CROSS JOIN LATERAL (
+    SELECT min(next.process_after) - (SELECT instant FROM clock) AS due_in
+    FROM (VALUES (0), (1), (2), (3)) AS level (priority)
+    CROSS JOIN LATERAL (
+        SELECT process_after
+        FROM {schema}.queue_messages AS pending
+        WHERE pending.queue_name = held.queue_name AND coalesce(pending.workspace_id, '') = held.workspace
+            AND pending.priority = level.priority
+            AND completed_at IS NULL AND dlq_at IS NULL
+            AND process_after > (SELECT instant FROM clock)
+        ORDER BY process_after
+        LIMIT 1
+    ) AS next
+) AS upcoming
 LEFT JOIN (SELECT token_id, count(*) AS found FROM found GROUP BY token_id) AS counted ON counted.token_id = held.id
 LEFT JOIN taken ON taken.token_id = held.id
 ORDER BY taken.turn, taken.sequence
@@ -341,8 +363,8 @@ released AS (
 SELECT id FROM held
 """
 
-# Failed attempts: tried again after a pause, or dead. They are not in hand any more: whatever happens to the worker now
-# is not their fault.
+# Failed attempts, each noted once by its number: tried again after a pause, or dead. They are not in hand any more:
+# whatever happens to the worker now is not their fault.
 FAIL_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
@@ -356,10 +378,10 @@ failed AS (
         error_type = given.error_type, error_message = given.error_message, error_traceback = given.error_traceback,
         process_after = instant + coalesce(given.retry_in, interval '0'),
         dlq_at = CASE WHEN given.retry_in IS NULL THEN instant END
-    FROM unnest($2::text[], $3::text[], $5::text[], $6::text[], $7::text[], $8::interval[])
-            AS given (id, token_id, error_type, error_message, error_traceback, retry_in)
+    FROM unnest($2::text[], $3::text[], $5::text[], $6::text[], $7::text[], $8::interval[], $9::int[])
+            AS given (id, token_id, error_type, error_message, error_traceback, retry_in, attempt)
         JOIN held ON held.id = given.token_id, clock
-    WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
+    WHERE message.id = given.id AND message.attempts = given.attempt - 1 AND coalesce(completed_at, dlq_at) IS NULL
 ),
 put_down AS (
     UPDATE {schema}.queue_tokens

@@ -16,7 +16,7 @@ from token_queue.hand import MOST_PAIRS, Hand, Pair
 from token_queue.handlers import Handlers
 from token_queue.lanes import Lanes
 from token_queue.outcomes import OutcomeWriter
-from token_queue.queue_repository import Look, QueueRepository, QueueSink, Wanted
+from token_queue.queue_repository import Fetched, Look, QueueRepository, QueueSink, Wanted
 
 log = structlog.get_logger("token_queue.ticker")
 
@@ -101,10 +101,12 @@ class MessageTicker:
 
     async def run_once(self) -> float:
         """Fire what is due, then take as many messages as there is room for."""
-        if time.monotonic() >= self._fire_at:
-            await self._fire_due_ticks()
-        if self._handlers and not self._pause.stopping:
-            await self._take_messages()
+        try:
+            if time.monotonic() >= self._fire_at:
+                await self._fire_due_ticks()
+        finally:  # trouble with ticks is none of the messages'
+            if self._handlers and not self._pause.stopping:
+                await self._take_messages()
         return self._seconds_to_sleep()
 
     def wake(self) -> None:
@@ -170,6 +172,8 @@ class MessageTicker:
             lease=self._lease_length,
             asleep=asleep,
             served=list(self._hand.served),
+            suspect=self._hand.suspect,
+            in_hand=list(self._hand.pairs),
         )
         self._beat_at = now + BEAT_SECONDS
         self._wakefulness.note_told(now, asleep=asleep)
@@ -214,9 +218,15 @@ class MessageTicker:
                 self._wakefulness.note_found(now)
             self._hand.put(pair, taken.messages, first=not pair.fetched)
             pair.fetched = True
-            pair.drained = taken.drained
-            pair.fetch_at = now + self._interval
+            # What is left behind for now, as suspects are, is for others if we have nothing else of the pair.
+            pair.drained = taken.drained or not (taken.messages or pair.in_hand)
+            pair.fetch_at = now + self._next_fetch_in(taken)
         self._writer.wake()
+
+    def _next_fetch_in(self, taken: Fetched) -> float:
+        """A message that is due later is known; one that is sent comes with a NOTIFY, if we hear them."""
+        longest = math.inf if self._hears() else self._interval
+        return longest if taken.due_in is None else min(longest, taken.due_in.total_seconds())
 
     def _wanted(self, pair: Pair, share: int) -> Wanted:
         most = max(1, min(share, self._hand.queue_room(pair.handler.queue_name)))
@@ -231,7 +241,7 @@ class MessageTicker:
             return max(0.0, self._fire_at - now)
         longest = self._settings.ticker_idle_seconds
         sleep = self._wakefulness.longest_sleep(now, shortest=self._interval, longest=longest)
-        moments = (self._fire_at, self._look_at, self._hand.next_retry(now))
+        moments = (self._fire_at, self._look_at, self._hand.next_fetch())
         return max(0.0, min(sleep * random.uniform(*SPREAD), min(moments) - now))  # noqa: S311 - no secret
 
 

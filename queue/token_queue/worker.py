@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 import anyio
+import asyncpg
 import structlog
 
 from cron_ticks.cleanup import CleanupWorker
@@ -33,7 +34,6 @@ class Worker:
     def __init__(
         self,
         database: Database,
-        cron: CronRepository,
         handlers: Handlers,
         settings: Settings,
         embedded: EmbeddedServer | None,
@@ -41,7 +41,7 @@ class Worker:
         self.ticker_id = new_ticker_id()
         self.health: dict[str, ServiceHealth] = {}
         self._database = database
-        self._cron = cron
+        self._cron = CronRepository(database)
         self._queue = QueueRepository(database, self.ticker_id)
         self._handlers = handlers
         self._settings = settings
@@ -116,6 +116,6 @@ class Worker:
 
     async def _last_words(self, writer: OutcomeWriter) -> None:
         """What has ended is written and all tokens are free at once; if the server is away, they run out."""
-        with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True), suppress(*PASSING_ERRORS):
+        with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True), suppress(*PASSING_ERRORS, asyncpg.PostgresError):
             await writer.flush()
             await self._queue.retire()

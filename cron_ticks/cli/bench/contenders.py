@@ -50,7 +50,7 @@ async def connected(dsn: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Recor
     """One connection, set as those of our pool are."""
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute("SET enable_seqscan = off")
+        await connection.execute("SET enable_seqscan = off; SET jit = off")
         yield connection
     finally:
         await connection.close()
@@ -189,7 +189,9 @@ class BareSql(OwnTables):
 
             async def run() -> None:
                 while not stopped.is_set():
-                    rows = await look.fetch(None, worker, AWAKE, [QUEUE], [1], [1], [], [], [new_token_id()], LEASE)
+                    rows = await look.fetch(
+                        None, worker, AWAKE, [QUEUE], [1], [1], [], [], [new_token_id()], LEASE, AWAKE, []
+                    )
                     if rows[0]["id"] is None:
                         await asyncio.sleep(0.001)
                         continue
