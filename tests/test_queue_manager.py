@@ -15,6 +15,7 @@ from cron_ticks.logs import configure_logs
 from cron_ticks.settings import Settings
 from support.watching import watching
 from token_queue import Message, QueueManager
+from token_queue.queue_sql import SEND_ONE
 
 pytestmark = pytest.mark.sql
 
@@ -78,6 +79,18 @@ async def test_nothing_is_left_running(dsn: str, connection: Any) -> None:
     with anyio.fail_after(30):
         while await connection.fetchval(sessions):  # a closed session takes a moment to go
             pass
+
+
+async def test_no_statement_of_ours_is_compiled_or_reads_a_table_it_need_not(dsn: str) -> None:
+    """On the connections of both pools. A server with LLVM would take 150 ms for each send() otherwise."""
+    async with QueueManager(dsn) as manager:
+        for database in (manager.database, manager._open.services):
+            assert await database.fetchval("SHOW enable_seqscan") == "off"
+            assert await database.fetchval("SHOW jit") == "off"
+        plan = await manager.database.fetch(
+            f"EXPLAIN ANALYZE {SEND_ONE}", "m", "q", None, "1", "{}", 2, None, None, None, "c"
+        )
+        assert not [row for row in plan if "JIT" in row[0]]
 
 
 async def test_the_applications_own_pool_can_be_used_and_stays_open(dsn: str) -> None:

@@ -174,9 +174,9 @@ async def test_nothing_is_lost_when_the_server_crashes_in_the_middle(tmp_path: P
         server.release()
 
 
-async def test_a_sender_wakes_up_a_worker_that_sleeps(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("only_woken")
+async def test_a_sender_wakes_up_a_worker_that_sleeps(dsn: str) -> None:
     """It would sleep for ten minutes."""
-    monkeypatch.setattr(Wakefulness, "longest_sleep", lambda *_, **__: 600.0)
     manager = QueueManager(settings=Settings.load(dsn=dsn))
     arrived: list[str] = []
     enough = anyio.Event()
@@ -202,6 +202,111 @@ async def test_a_sender_wakes_up_a_worker_that_sleeps(dsn: str, monkeypatch: pyt
         with anyio.fail_after(30):
             await enough.wait()
         manager.stop()
+
+
+@pytest.fixture
+def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that look only when they are woken up, or when they know of something."""
+    monkeypatch.setattr(Wakefulness, "longest_sleep", lambda *_, **__: 600.0)
+    monkeypatch.setattr("token_queue.ticker.BEAT_SECONDS", 600.0)
+
+
+@pytest.mark.usefixtures("only_woken")
+async def test_a_handler_that_sends_to_its_own_pair_is_called_again_at_once(dsn: str) -> None:
+    """Whoever is woken up by that message may still see the token that is about to be let go of."""
+    manager = QueueManager(dsn)
+    done = anyio.Event()
+
+    @manager.handler("queue")
+    async def handle(message: Message) -> None:
+        if message.payload == 20:
+            done.set()
+        else:
+            await manager.send("queue", message.payload + 1)
+
+    async with manager, anyio.create_task_group() as tasks:
+        await manager.send("queue", 1)
+        tasks.start_soon(manager.run)
+        with anyio.fail_after(30):
+            await done.wait()
+        manager.stop()
+
+
+@pytest.mark.usefixtures("only_woken")
+async def test_what_came_while_there_was_no_room_is_taken_when_there_is(dsn: str) -> None:
+    manager = QueueManager(settings=Settings.load(dsn=dsn, message_concurrency=1))
+    begun, go_on, other = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @manager.handler("queue")
+    async def handle(message: Message) -> None:
+        if message.workspace_id == "other":
+            other.set()
+        else:
+            begun.set()
+            await go_on.wait()
+
+    async with manager, anyio.create_task_group() as tasks:
+        await manager.send("queue", workspace_id="first")
+        tasks.start_soon(manager.run)
+        await begun.wait()
+        await manager.send("queue", workspace_id="other")
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+        with anyio.fail_after(30):
+            await other.wait()
+        manager.stop()
+
+
+@pytest.mark.usefixtures("only_woken")
+async def test_a_delayed_message_of_a_busy_pair_is_taken_in_time(dsn: str) -> None:
+    manager = QueueManager(dsn)
+    begun, delayed = anyio.Event(), anyio.Event()
+
+    @manager.handler("queue")
+    async def handle(message: Message) -> None:
+        if message.payload == "delayed":
+            delayed.set()
+        else:
+            begun.set()
+            await delayed.wait()
+
+    async with manager, watching(dsn, "queue_workers") as watch, anyio.create_task_group() as tasks:
+        await manager.send("queue", "long")
+        tasks.start_soon(manager.run)
+        await begun.wait()
+        await watch.until("SELECT count(*) = 1 FROM queue_workers WHERE asleep")
+        await manager.send("queue", "delayed", process_after=0.5)
+        with anyio.fail_after(30):
+            await delayed.wait()
+        manager.stop()
+
+
+async def test_handlers_that_use_up_the_connections_do_not_stop_renewals(dsn: str, connection: Any) -> None:
+    settings = Settings.load(
+        dsn=dsn, pool_max_size=2, message_concurrency=2, lease_seconds=1, lease_renewal_seconds=0.3
+    )
+    manager = QueueManager(settings=settings)
+    holding, go_on = [anyio.Event(), anyio.Event()], anyio.Event()
+
+    @manager.handler("queue")
+    async def handle(message: Message) -> None:
+        async with manager.database.connection():
+            holding[message.payload].set()
+            await go_on.wait()
+
+    async with manager, anyio.create_task_group() as tasks:
+        await manager.send_many("queue", [0, 1])
+        tasks.start_soon(manager.run)
+        for event in holding:
+            await event.wait()
+        before = await connection.fetchval("SELECT max(leased_until) FROM queue_tokens")
+        async with watching(dsn, "queue_tokens") as watch:
+            await watch.until(
+                "SELECT max(leased_until) > $1::timestamptz + interval '1 second' FROM queue_tokens", before
+            )
+        go_on.set()
+        manager.stop()
+    assert await connection.fetchval("SELECT count(completed_at) FROM queue_messages") == 2
 
 
 @pytest.mark.soak(small=15, full=60)

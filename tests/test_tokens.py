@@ -329,6 +329,74 @@ async def test_nothing_is_started_after_a_pause_longer_than_the_lease(
         assert seen == [0, 1]
 
 
+async def test_a_worker_does_not_take_its_own_tokens_for_a_dead_ones(
+    manager: QueueManager, first: OneWorker, second: OneWorker, connection: Any
+) -> None:
+    """After an outage longer than the lease it may look before it renews. Tokens that it never heard of do expire."""
+    await manager.send("queue", workspace_id="mine")
+    await manager.send("queue", workspace_id="answer lost")
+    tokens = {token.workspace_id: token.id for token in await first.lease()}
+    later = await in_eleven_seconds(connection)
+    assert (await first.see(now=later, in_hand=[tokens["mine"]])).expired == 1
+    assert await connection.fetchval("SELECT array_agg(id) FROM queue_tokens") == [tokens["mine"]]
+    assert (await second.see(now=later)).expired == 1
+
+
+async def test_a_failure_is_noted_once_however_often_it_is_written(
+    manager: QueueManager, first: OneWorker, connection: Any
+) -> None:
+    """As when the answer to the first write is lost."""
+    sent = await manager.send("queue")
+    [token] = await first.lease()
+    await first.take(token)
+    for _ in range(3):
+        assert await first.fail([((sent.id, token.id), 1, FAILURE)]) == {token.id}
+    row = await connection.fetchrow("SELECT attempts, cardinality(failed_at) FROM queue_messages")
+    assert tuple(row) == (1, 1)
+
+
+async def test_a_worker_with_a_suspect_leaves_pairs_that_begin_with_one_to_others(
+    manager: QueueManager, database: Database, first: OneWorker, second: OneWorker, connection: Any
+) -> None:
+    await leave_suspects(manager, database, connection)
+    await manager.send("queue", workspace_id="ws_C")
+    assert [token.workspace_id for token in (await first.see(suspect=True)).leased] == ["ws_C"]
+    assert {token.workspace_id for token in await second.lease()} == {"ws_A", "ws_B"}
+
+
+async def test_a_suspect_is_chosen_where_nothing_else_is_in_hand(
+    manager: QueueManager, database: Database, first: OneWorker, connection: Any
+) -> None:
+    """One that has to wait for its pair's hand doesn't keep those of other pairs waiting."""
+    await leave_suspects(manager, database, connection)
+    busy, idle = await first.lease()
+    wanted = [Wanted(busy.id, 10, ["something"]), Wanted(idle.id, 10, [])]
+    fetched = await first.fetch(wanted)
+    assert fetched[busy.id].messages == []
+    assert [message.payload_json for message in fetched[idle.id].messages] == ['"suspect"']
+
+
+async def test_in_order_means_that_nothing_passes_a_suspect(
+    manager: QueueManager, database: Database, first: OneWorker, connection: Any
+) -> None:
+    await leave_suspects(manager, database, connection)
+    [token, _] = await first.lease()
+    for in_order, expected in ((True, []), (False, ['"normal"'])):
+        fetched = await first.fetch([Wanted(token.id, 10, [], in_order=in_order)], suspects=False)
+        assert [message.payload_json for message in fetched[token.id].messages] == expected
+
+
+async def test_a_fetch_knows_when_the_pair_has_more(manager: QueueManager, first: OneWorker) -> None:
+    await manager.send("queue")
+    [token] = await first.lease()
+    assert (await first.fetch([Wanted(token.id, 10, [])]))[token.id].due_in is None
+    for delay in (300, 100):
+        await manager.send("queue", process_after=delay, priority="low")
+    due_in = (await first.fetch([Wanted(token.id, 10, [])]))[token.id].due_in
+    assert due_in is not None
+    assert timedelta(seconds=90) < due_in <= timedelta(seconds=100)
+
+
 @pytest.mark.parametrize("end", ["fail", "bury"])
 async def test_what_has_ended_is_not_charged_for_a_later_death_of_its_worker(
     manager: QueueManager, first: OneWorker, second: OneWorker, connection: Any, end: str
