@@ -6,12 +6,14 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cron_ticks.cli.main import app as command_line
 from cron_ticks.settings import PREFIX, Settings
 from support.processes import Processes
+from support.watching import watching
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,6 +74,22 @@ async def test_the_example_is_an_app_for_the_worker_command(
     assert (await worker.wait_for("worker_started"))["queues"] == ["memo.batch_check"]
     worker.send(signal.SIGTERM)
     assert await worker.wait() == 0
+
+
+async def test_the_example_of_messages_does_what_its_page_says(
+    dsn: str, connection: Any, tmp_path: Path, processes: Processes
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "messages.md").read_text(encoding="utf-8")
+    (tmp_path / "app.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], encoding="utf-8")
+    running = await processes.start(sys.executable, "app.py", environment={"CRON_TICKS_DSN": dsn}, folder=tmp_path)
+    async with watching(dsn, "queue_messages") as watch:
+        await watch.until("SELECT count(completed_at) = 4 AND count(dlq_at) = 2 FROM queue_messages")
+    running.send(signal.SIGTERM)
+    printed = await running.output()
+    for line in ("invoice 1 for ws_A", "invoice 2 for ws_B", "invoice 5 for ws_B", "thumbnail of cat.png"):
+        assert line in printed
+    dead = await connection.fetch("SELECT error_message FROM queue_messages WHERE dlq_at IS NOT NULL ORDER BY 1")
+    assert [row["error_message"][:25] for row in dead] == ["invoice 3: nothing to pay", "the payload doesn't fit I"]
 
 
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
