@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from rich import box
 from rich.table import Table
 
-from cron_ticks.errors import CronTicksError
+from cron_ticks.errors import CronTicksError, DatabaseUnavailableError
 from cron_ticks.settings import PREFIX
 
 BATCH = 1000
@@ -217,9 +217,12 @@ async def run_rounds(
 async def _course(dsn: str, contender: Contender) -> AsyncIterator[Course]:
     """A fresh database for the contender, dropped in the end."""
     database = f"cron_ticks_bench_{os.getpid()}_{''.join(filter(str.isalnum, contender.name)).lower()}"
-    connection = await asyncpg.connect(dsn)
     try:
+        connection = await asyncpg.connect(dsn)
         await connection.execute(f'CREATE DATABASE "{database}"')
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DatabaseUnavailableError(f"no database can be made on that server: {error}. Check --dsn.") from error
+    try:
         try:
             yield Course(contender, urlunsplit(urlsplit(dsn)._replace(path=f"/{database}")))
         finally:
