@@ -5,6 +5,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +69,11 @@ max_client_conn = 200
                     break
             else:
                 raise AssertionError("PgBouncer did not start")
+            # Its log must be read, or it stands still when the pipe is full.
+            reader = threading.Thread(target=process.stderr.read)
+            reader.start()
             yield PgBouncer(port)
         finally:
             process.terminate()
-            process.communicate()
+            process.wait()
+        reader.join()

@@ -76,9 +76,27 @@ class Course:
         answer = await self.ask("send-many", "--messages", str(messages), "--batch", str(BATCH))
         return float(answer["messages"] / answer["seconds"])
 
+    async def send_beside_a_worker(self, messages: int) -> float:
+        """Messages a second, one by one from several senders, while a worker handles them: it has to be woken up."""
+        await self.ask("clear")
+        sending = ("send-one", "--messages", str(messages), "--senders", str(SENDERS))
+        answer, _ = await self._consumed_during(1, messages, *sending)
+        return float(answer["messages"] / answer["seconds"])
+
     async def consume(self, messages: int, processes: int) -> float:
         """Messages a second from the start of the first process to the last message of the last one."""
         await self.send_many(messages)
+        _, answers = await self._consumed_during(processes, messages, "left", "--watch")
+        handled = sum(answer["handled"] for answer in answers)
+        if handled < messages:
+            raise CronTicksError(f"{self.contender.name} handled {handled} of {messages} messages")
+        last = max(answer["last"] for answer in answers if answer["last"] is not None)
+        return float(messages / (last - min(answer["start"] for answer in answers)))
+
+    async def _consumed_during(
+        self, processes: int, messages: int, *asked: str
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Ask for something while consumers run; the answer, and theirs."""
         async with AsyncExitStack() as stack:
             command = self._command("consume", "--messages", str(messages))
             started = [await stack.enter_async_context(self._start(command)) for _ in range(processes)]
@@ -87,15 +105,10 @@ class Course:
                 await reader.receive_until(b"ready\n", LONGEST_LINE)
             for process in started:
                 await _tell(process, b"go\n")
-            await self.ask("left", "--watch")
+            answer = await self.ask(*asked)
             for process in started:
                 await _tell(process, b"stop\n")
-            answers = [json.loads(await reader.receive_until(b"\n", LONGEST_LINE)) for reader in lines]
-        handled = sum(answer["handled"] for answer in answers)
-        if handled < messages:
-            raise CronTicksError(f"{self.contender.name} handled {handled} of {messages} messages")
-        last = max(answer["last"] for answer in answers if answer["last"] is not None)
-        return float(messages / (last - min(answer["start"] for answer in answers)))
+            return answer, [json.loads(await reader.receive_until(b"\n", LONGEST_LINE)) for reader in lines]
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -121,6 +134,7 @@ class Course:
 MEASURES = (
     Measure("send one by one", 0.1, lambda course, messages: course.send_one(messages, 1)),
     Measure(f"send one by one, {SENDERS} senders", 0.1, lambda course, messages: course.send_one(messages, SENDERS)),
+    Measure("the same beside a worker", 0.1, lambda course, messages: course.send_beside_a_worker(messages)),
     Measure(f"send by {BATCH}", 1.0, lambda course, messages: course.send_many(messages)),
     Measure("consume, 1 process", 1.0, lambda course, messages: course.consume(messages, 1)),
     Measure("consume, 2 processes", 1.0, lambda course, messages: course.consume(messages, 2)),
