@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from cron_ticks.cli.bench import BenchDsn, Messages, Rounds, contract, show_queue_figures
+from cron_ticks.cli.bench import BenchDsn, Messages, Only, Rounds, contract, show_queue_figures
 from cron_ticks.cli.bench.rounds import OWN_CONTENDERS, Contender
 from cron_ticks.cli.common import Json
 
@@ -37,7 +37,14 @@ def install_peers() -> Path:
     return python
 
 
-def main(messages: Messages = 20_000, rounds: Rounds = 5, dsn: BenchDsn = None, *, as_json: Json = False) -> None:
+def main(
+    messages: Messages = 20_000,
+    rounds: Rounds = 5,
+    only: Only = "",
+    dsn: BenchDsn = None,
+    *,
+    as_json: Json = False,
+) -> None:
     """Measure, and print a table or JSON."""
     python = install_peers()
     environment = {"PYTHONPATH": str(Path(contract.__file__).parent)}
@@ -45,7 +52,7 @@ def main(messages: Messages = 20_000, rounds: Rounds = 5, dsn: BenchDsn = None, 
         Contender(name, (str(python), str(HERE / "peers" / script)), share, environment)
         for name, (script, share) in PEERS.items()
     ]
-    show_queue_figures((*OWN_CONTENDERS, *peers), messages, rounds, dsn, as_json=as_json)
+    show_queue_figures((*OWN_CONTENDERS, *peers), messages, rounds, dsn, only=only, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -38,17 +38,14 @@ def _wake(channel: str, queue_name: str) -> str:
 
 # One message, in one round trip. No row: an unfinished message has its dedupe key.
 SEND_ONE = f"""
-WITH sent AS (
-    INSERT INTO {{schema}}.queue_messages
-        (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
-    VALUES ($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6, $7,
-        greatest(coalesce($8::timestamptz, statement_timestamp() + $9::interval), statement_timestamp()),
-        statement_timestamp())
-    ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
-        WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
-    RETURNING id
-)
-SELECT id, ({_wake("$10::text", "$2::text")}) FROM sent
+INSERT INTO {{schema}}.queue_messages
+    (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
+VALUES ($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6, $7,
+    greatest(coalesce($8::timestamptz, statement_timestamp() + $9::interval), statement_timestamp()),
+    statement_timestamp())
+ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
+    WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
+RETURNING id, ({_wake("$10::text", "$2::text")})
 """
 
 # The same for many at once, in their order, without waking anybody; a row for each that was sent. The others have a

@@ -10,15 +10,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cron_ticks.cli.bench.rounds import OWN_CONTENDERS, Contender, Figures, run_rounds
+from cron_ticks.cli.bench.rounds import MEASURES, OWN_CONTENDERS, Contender, Figures, run_rounds
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
+from cron_ticks.errors import InvalidInputError
 from cron_ticks.settings import Settings
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
 
 Messages = Annotated[int, typer.Option(help="Messages per measure; a tenth of them one by one.", min=100)]
 Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
+Only = Annotated[str, typer.Option(help="Only measures whose name begins so.", show_default=False)]
 BenchDsn = Annotated[
     str | None,
     typer.Option(
@@ -35,19 +37,36 @@ def bench() -> None:
 
 
 @bench_app.command("queue")
-def bench_queue(messages: Messages = 20_000, rounds: Rounds = 5, dsn: BenchDsn = None, as_json: Json = False) -> None:
+def bench_queue(
+    messages: Messages = 20_000,
+    rounds: Rounds = 5,
+    only: Only = "",
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
     """Sending and consuming: the queue beside the bare SQL, in turn, on one server."""
-    show_queue_figures(OWN_CONTENDERS, messages, rounds, dsn, as_json=as_json)
+    show_queue_figures(OWN_CONTENDERS, messages, rounds, dsn, only=only, as_json=as_json)
 
 
 def show_queue_figures(
-    contenders: tuple[Contender, ...], messages: int, rounds: int, dsn: str | None, *, as_json: bool
+    contenders: tuple[Contender, ...], messages: int, rounds: int, dsn: str | None, *, only: str, as_json: bool
 ) -> None:
     """Run the rounds and print what came out."""
     console = Console(stderr=True)
     with reported_errors(), console.status("starting") as status:
         settings = load_settings(dsn)
-        measure = partial(run_rounds, contenders=contenders, messages=messages, rounds=rounds, progress=status.update)
+        measures = [measure for measure in MEASURES if measure.name.startswith(only)]
+        if not measures:
+            names = ", ".join(measure.name for measure in MEASURES)
+            raise InvalidInputError("--only", f"no measure begins with {only!r}; there are: {names}")
+        measure = partial(
+            run_rounds,
+            contenders=contenders,
+            measures=measures,
+            messages=messages,
+            rounds=rounds,
+            progress=status.update,
+        )
         figures = run(_on_server, settings, dsn, measure)
     if as_json:
         typer.echo(json.dumps(figures.as_json()))

@@ -206,19 +206,20 @@ async def run_rounds(
     dsn: str,
     *,
     contenders: Sequence[Contender],
+    measures: Sequence[Measure],
     messages: int,
     rounds: int,
     progress: Callable[[str], None],
 ) -> Figures:
     """Every measure of every contender once per round, the contenders in another order each time."""
     rates: dict[str, dict[str, list[float]]] = {
-        measure.name: {contender.name: [] for contender in contenders} for measure in MEASURES
+        measure.name: {contender.name: [] for contender in contenders} for measure in measures
     }
     async with AsyncExitStack() as stack:
         courses = [await stack.enter_async_context(_course(dsn, contender)) for contender in contenders]
         versions = {course.contender.name: (await course.ask("setup"))["version"] for course in courses}
         for number in range(rounds):
-            for measure in MEASURES:
+            for measure in measures:
                 for course in courses[number % len(courses) :] + courses[: number % len(courses)]:
                     progress(f"round {number + 1} of {rounds}: {measure.name}: {course.contender.name}")
                     count = max(SENDERS, round(messages * measure.share * course.contender.share))
