@@ -66,7 +66,7 @@ async def test_killed_workers_lose_nothing_and_repeat_only_what_they_had(
         assert await worker.wait() == 0
     runs: dict[str, list[RunningProcess]] = defaultdict(list)
     for worker in workers:
-        for message_id in handled(worker):
+        for message_id in handled(worker, "handling"):  # begun counts, whether it came to its end or not
             runs[message_id].append(worker)
     assert len(runs) == sent
     repeated = {message_id: by for message_id, by in runs.items() if len(by) > 1}

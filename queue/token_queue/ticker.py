@@ -96,13 +96,13 @@ class MessageTicker:
         self._lease_length = timedelta(seconds=settings.lease_seconds)
         self._interval = settings.ticker_interval_ms / 1000
         self._wakefulness = Wakefulness()
-        self._fire_at = self._beat_at = 0.0
+        self._fire_at = self._ask_at = self._beat_at = 0.0
         self._look_at = 0.0  # when something known becomes due
 
     async def run_once(self) -> float:
         """Fire what is due, then take as many messages as there is room for."""
         try:
-            if time.monotonic() >= self._fire_at:
+            if time.monotonic() >= min(self._fire_at, self._ask_at):
                 await self._fire_due_ticks()
         finally:  # trouble with ticks is none of the messages'
             if self._handlers and not self._pause.stopping:
@@ -132,9 +132,11 @@ class MessageTicker:
             await self._drain_ticks()
             due_in = await self._cron.next_due_in()
         longest = self._settings.ticker_idle_seconds if self._hears() else self._interval
-        known = longest if due_in is None else due_in.total_seconds()
+        known = math.inf if due_in is None else due_in.total_seconds()
+        now = time.monotonic()
         # What is due and still there is in another ticker's hands.
-        self._fire_at = time.monotonic() + min(known if known > 0 else self._interval / 10, longest)
+        self._fire_at = now + min(known if known > 0 else self._interval / 10, 1.5 * longest)
+        self._ask_at = now + longest / 2  # with the next look for messages, so that both come together
 
     async def _drain_ticks(self) -> None:
         limit = self._settings.ticker_batch_size
