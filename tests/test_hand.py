@@ -617,10 +617,20 @@ def test_messages_that_come_after_the_stop_are_not_started() -> None:
 def test_the_next_fetch_is_that_of_a_pair_whose_handlers_run() -> None:
     of = handler()
     hand = make_hand(of)
-    assert hand.next_fetch() == math.inf
+    assert hand.next_fetch(0.0, patience=0.1) == math.inf
     for workspace, fetch_at in (("a", 7.0), ("b", 5.0), ("c", 1.0)):
         pair = held(hand, of, workspace, drained=True, fetch_at=fetch_at)
         if workspace != "c":  # nothing of it runs: it is about to be let go of
             put(hand, pair, f"m_{workspace}")
     started(hand)
-    assert hand.next_fetch() == 5.0
+    assert hand.next_fetch(0.0, patience=0.1) == 5.0
+
+
+def test_a_fetch_that_has_to_wait_for_room_is_no_reason_to_spin() -> None:
+    of = handler(concurrency=1)
+    hand = make_hand(of, concurrency=1)
+    pair = held(hand, of, fetched=True, drained=True, fetch_at=0.0)
+    put(hand, pair, "m1")
+    started(hand)
+    assert hand.wanting(NOW) == []
+    assert hand.next_fetch(NOW, patience=0.1) == NOW + 0.1

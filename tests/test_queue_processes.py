@@ -18,20 +18,6 @@ from support.watching import watching
 from token_queue import Message, QueueManager
 from token_queue.ticker import Wakefulness
 
-TESTS = Path(__file__).parent
-
-
-async def start_worker(processes: Processes, dsn: str, app: str, **settings: str) -> RunningProcess:
-    variables = {f"CRON_TICKS_{name.upper()}": value for name, value in settings.items()}
-    worker = await processes.cron_ticks(
-        "worker",
-        "--app",
-        f"support.apps:{app}",
-        environment={"CRON_TICKS_DSN": dsn, "PYTHONPATH": str(TESTS), **variables},
-    )
-    await worker.wait_for("worker_started")
-    return worker
-
 
 def handled(worker: RunningProcess, event: str = "handled") -> list[str]:
     return [line["message_id"] for line in worker.events if line["event"] == event]
@@ -49,7 +35,7 @@ async def test_killed_workers_lose_nothing_and_repeat_only_what_they_had(
         for workspace in range(30):
             await manager.send_many("queue", range(messages // 30), workspace_id=f"ws_{workspace}")
     sent = messages // 30 * 30
-    workers = [await start_worker(processes, dsn, "slow", **lease) for _ in range(size)]
+    workers = [await processes.worker(dsn, "slow", **lease) for _ in range(size)]
     alive, killed = list(workers), []
     left = sent
     while left:
@@ -58,7 +44,7 @@ async def test_killed_workers_lose_nothing_and_repeat_only_what_they_had(
         await victim.kill()
         killed.append(victim)
         alive.remove(victim)
-        alive.append(await start_worker(processes, dsn, "slow", **lease))
+        alive.append(await processes.worker(dsn, "slow", **lease))
         workers.append(alive[-1])
         left = await connection.fetchval("SELECT count(*) FROM queue_messages WHERE completed_at IS NULL")
     for worker in alive:
@@ -86,10 +72,10 @@ async def test_a_paused_worker_changes_nothing_when_it_wakes_up(
     lease = {"lease_seconds": "1", "lease_renewal_seconds": "0.5"}
     async with QueueManager(dsn) as manager:
         sent = await manager.send("queue")
-    zombie = await start_worker(processes, dsn, "until_told", **lease)
+    zombie = await processes.worker(dsn, "until_told", **lease)
     await zombie.wait_for("handling")
     zombie.send(signal.SIGSTOP)
-    other = await start_worker(processes, dsn, "quick", **lease)
+    other = await processes.worker(dsn, "quick", **lease)
     await other.wait_for("handled")
     other.send(signal.SIGTERM)
     assert await other.wait() == 0
@@ -114,9 +100,9 @@ async def test_a_message_that_kills_its_workers_ends_in_the_dead_letters_alone(
         await manager.send_many("queue", [{}] * 20, workspace_id="ws_B")
     lease = {"lease_seconds": "1", "lease_renewal_seconds": "0.5"}
     for _ in range(3):
-        worker = await start_worker(processes, dsn, "deadly", **lease)
+        worker = await processes.worker(dsn, "deadly", **lease)
         assert await worker.wait() == -signal.SIGKILL
-    worker = await start_worker(processes, dsn, "deadly", **lease)
+    worker = await processes.worker(dsn, "deadly", **lease)
     async with watching(dsn, "queue_messages") as watch:
         await watch.until("SELECT count(*) = 61 FROM queue_messages WHERE coalesce(completed_at, dlq_at) IS NOT NULL")
     worker.send(signal.SIGTERM)
@@ -134,9 +120,9 @@ async def test_a_stopped_worker_gives_its_pair_to_another_at_once(dsn: str, proc
     lease = {"lease_seconds": "600", "lease_renewal_seconds": "5"}
     async with QueueManager(dsn) as manager:
         await manager.send_many("queue", range(50))
-    stopping = await start_worker(processes, dsn, "in_turn", **lease)
+    stopping = await processes.worker(dsn, "in_turn", **lease)
     await stopping.wait_for("handling")
-    heir = await start_worker(processes, dsn, "quick", **lease)
+    heir = await processes.worker(dsn, "quick", **lease)
     await heir.wait_for("notify_heard")
     stopping.send(signal.SIGTERM)
     await stopping.wait_for("worker_stopping")
@@ -156,7 +142,7 @@ async def test_nothing_is_lost_when_the_server_crashes_in_the_middle(tmp_path: P
         async with QueueManager(server.dsn) as manager:
             for workspace in range(10):
                 await manager.send_many("queue", range(100), workspace_id=f"ws_{workspace}")
-            workers = [await start_worker(processes, server.dsn, "slow") for _ in range(2)]
+            workers = [await processes.worker(server.dsn, "slow") for _ in range(2)]
             await workers[0].wait_for("handled", times=100)
             crashing = postmaster(server)
             crashing.send_signal(signal.SIGQUIT)

@@ -8,23 +8,12 @@ import pytest
 
 from cron_ticks.embedded import EmbeddedServer
 from cron_ticks.settings import Settings
-from support.processes import Processes, RunningProcess
+from support.processes import Processes
 from support.servers import postmaster, program_folder
 from support.watching import watching
 from token_queue import QueueManager
 
 TESTS = Path(__file__).parent
-
-
-async def start_worker(processes: Processes, dsn: str, app: str = "quick", **environment: str) -> RunningProcess:
-    worker = await processes.cron_ticks(
-        "worker",
-        "--app",
-        f"support.apps:{app}",
-        environment={"CRON_TICKS_DSN": dsn, "PYTHONPATH": str(TESTS), **environment},
-    )
-    await worker.wait_for("worker_started")
-    return worker
 
 
 async def fired_and_expected(connection: Any, schedule: Any) -> tuple[list[Any], list[Any]]:
@@ -36,8 +25,8 @@ async def fired_and_expected(connection: Any, schedule: Any) -> tuple[list[Any],
 async def test_a_killed_worker_is_replaced_by_the_others(dsn: str, processes: Processes, connection: Any) -> None:
     async with QueueManager(dsn) as manager, watching(dsn, "queue_messages") as watch:
         schedule = await manager.schedule("queue", every=1)
-        victim = await start_worker(processes, dsn)
-        survivor = await start_worker(processes, dsn)
+        victim = await processes.worker(dsn)
+        survivor = await processes.worker(dsn)
         await watch.until("SELECT count(*) >= 3 FROM queue_messages")
         await victim.kill()
         await watch.until("SELECT count(*) >= 7 FROM queue_messages")
@@ -54,7 +43,7 @@ async def test_workers_go_on_after_the_server_crashed(tmp_path: Path, processes:
     try:
         async with QueueManager(server.dsn) as manager:
             schedule = await manager.schedule("queue", every=1)
-            worker = await start_worker(processes, server.dsn)
+            worker = await processes.worker(server.dsn)
             await worker.wait_for("handled", times=3)
             crashing = postmaster(server)
             crashing.send_signal(signal.SIGQUIT)
@@ -76,7 +65,7 @@ async def test_workers_go_on_after_the_server_crashed(tmp_path: Path, processes:
 async def test_sigterm_lets_a_handler_finish_and_exits_cleanly(dsn: str, processes: Processes, connection: Any) -> None:
     async with QueueManager(dsn) as manager:
         await manager.schedule("queue", every=3600)
-    worker = await start_worker(processes, dsn, "until_told")
+    worker = await processes.worker(dsn, "until_told")
     await worker.wait_for("handling")
     worker.send(signal.SIGTERM)
     await worker.wait_for("worker_stopping")
@@ -92,7 +81,7 @@ async def test_the_grace_is_bounded_and_the_message_is_given_back(
 ) -> None:
     async with QueueManager(dsn) as manager:
         await manager.schedule("queue", every=3600)
-    worker = await start_worker(processes, dsn, "endless", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
+    worker = await processes.worker(dsn, "endless", stop_grace_seconds="0.5")
     await worker.wait_for("handling")
     worker.send(signal.SIGINT)
     assert await worker.wait() == 0
@@ -107,7 +96,7 @@ async def test_stopping_is_clean_even_while_the_server_is_away(tmp_path: Path, p
     try:
         async with QueueManager(server.dsn) as manager:
             await manager.schedule("queue", every=3600)
-        worker = await start_worker(processes, server.dsn, "endless", CRON_TICKS_STOP_GRACE_SECONDS="0.5")
+        worker = await processes.worker(server.dsn, "endless", stop_grace_seconds="0.5")
         await worker.wait_for("handling")
         server.cluster.stop()
         await worker.wait_for("service_failed")
@@ -136,7 +125,7 @@ async def test_sigterm_while_starting_gives_back_what_was_begun(embedded_folder:
 async def test_a_second_signal_ends_the_grace(dsn: str, processes: Processes, connection: Any) -> None:
     async with QueueManager(dsn) as manager:
         await manager.schedule("queue", every=3600)
-    worker = await start_worker(processes, dsn, "endless", CRON_TICKS_STOP_GRACE_SECONDS="3600")
+    worker = await processes.worker(dsn, "endless", stop_grace_seconds="3600")
     await worker.wait_for("handling")
     worker.send(signal.SIGTERM)
     await worker.wait_for("worker_stopping")
@@ -181,7 +170,7 @@ async def test_a_service_whose_statement_hangs_meets_its_deadline_and_goes_on(
     async with QueueManager(dsn) as manager, watching(dsn, "queue_messages") as watch:
         async with connection.transaction():
             await connection.execute("LOCK TABLE cron_ticks IN ACCESS EXCLUSIVE MODE")
-            worker = await start_worker(processes, dsn, CRON_TICKS_STATEMENT_TIMEOUT_SECONDS="2")
+            worker = await processes.worker(dsn, statement_timeout_seconds="2")
             failed = await worker.wait_for("service_failed", where=lambda line: line["service"] == "message-ticker")
             assert failed["error"].startswith("TimeoutError")
         await manager.schedule("queue", every=3600)

@@ -227,9 +227,15 @@ class Hand:
             if entry.handling is not None:
                 entry.handling.cancel()
 
-    def next_fetch(self) -> float:
-        """When a pair with running handlers may have more messages, as far as this process knows."""
-        return min((pair.fetch_at for pair in self.pairs.values() if pair.drained and pair.running), default=math.inf)
+    def next_fetch(self, now: float, *, patience: float) -> float:
+        """When a pair with running handlers may have more messages, as far as this process knows.
+
+        One whose time has come and that was not fetched for has to wait for room: so does its ticker, with patience.
+        """
+        soonest = min(
+            (pair.fetch_at for pair in self.pairs.values() if pair.drained and pair.running), default=math.inf
+        )
+        return soonest if soonest > now else now + patience
 
     def stop(self) -> None:
         """Start nothing more; pairs without running handlers can be let go of."""

@@ -360,9 +360,19 @@ released AS (
 SELECT id FROM held
 """
 
-# Failed attempts, each noted once by its number: tried again after a pause, or dead. They are not in hand any more:
-# whatever happens to the worker now is not their fault.
-FAIL_MESSAGES = """
+# What has ended in another way than well is not in hand any more: whatever happens to the worker now is not its fault.
+_PUT_DOWN = """
+, put_down AS (
+    UPDATE {schema}.queue_tokens
+    SET in_flight = ARRAY(SELECT unnest(in_flight) EXCEPT SELECT unnest($2::text[]))
+    WHERE id = ANY (ARRAY(SELECT id FROM held))
+)
+SELECT id FROM held
+"""
+
+# Failed attempts, each noted once by its number: tried again after a pause, or dead.
+FAIL_MESSAGES = (
+    """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
@@ -379,17 +389,14 @@ failed AS (
             AS given (id, token_id, error_type, error_message, error_traceback, retry_in, attempt)
         JOIN held ON held.id = given.token_id, clock
     WHERE message.id = given.id AND message.attempts = given.attempt - 1 AND coalesce(completed_at, dlq_at) IS NULL
-),
-put_down AS (
-    UPDATE {schema}.queue_tokens
-    SET in_flight = ARRAY(SELECT unnest(in_flight) EXCEPT SELECT unnest($2::text[]))
-    WHERE id = ANY (ARRAY(SELECT id FROM held))
 )
-SELECT id FROM held
 """
+    + _PUT_DOWN
+)
 
 # Dead without another try: what had used up its attempts when it came into our hand, by workers that died.
-BURY_MESSAGES = """
+BURY_MESSAGES = (
+    """
 WITH held AS MATERIALIZED (
     SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
 ),
@@ -398,14 +405,10 @@ buried AS (
     SET dlq_at = coalesce($1::timestamptz, statement_timestamp())
     FROM unnest($2::text[], $3::text[]) AS given (id, token_id) JOIN held ON held.id = given.token_id
     WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
-),
-put_down AS (
-    UPDATE {schema}.queue_tokens
-    SET in_flight = ARRAY(SELECT unnest(in_flight) EXCEPT SELECT unnest($2::text[]))
-    WHERE id = ANY (ARRAY(SELECT id FROM held))
 )
-SELECT id FROM held
 """
+    + _PUT_DOWN
+)
 
 # Keeps tokens in use; those that don't come back were taken over. A token that ran out unnoticed is still ours.
 RENEW_TOKENS = """

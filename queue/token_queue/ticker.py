@@ -109,10 +109,6 @@ class MessageTicker:
                 await self._take_messages()
         return self._seconds_to_sleep()
 
-    def wake(self) -> None:
-        """Look now: there is room, or news about NOTIFY."""
-        self._pause.wake()
-
     def notice(self, queue_name: str) -> None:
         """A message was sent to this queue."""
         if queue_name in self._by_queue:
@@ -243,7 +239,7 @@ class MessageTicker:
             return max(0.0, self._fire_at - now)
         longest = self._settings.ticker_idle_seconds
         sleep = self._wakefulness.longest_sleep(now, shortest=self._interval, longest=longest)
-        moments = (self._fire_at, self._look_at, self._hand.next_fetch())
+        moments = (self._fire_at, self._look_at, self._hand.next_fetch(now, patience=self._interval))
         return max(0.0, min(sleep * random.uniform(*SPREAD), min(moments) - now))  # noqa: S311 - no secret
 
 

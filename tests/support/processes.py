@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 WAIT_SECONDS = 60.0
+TESTS = Path(__file__).parent.parent
 
 
 class RunningProcess:
@@ -127,6 +128,14 @@ class Processes:
         """`cron-ticks …` with this Python."""
         command = (sys.executable, "-m", "cron_ticks.cli", *arguments)
         return await self.start(*command, environment=environment, folder=folder)
+
+    async def worker(self, dsn: str, app: str = "quick", **settings: str) -> RunningProcess:
+        """`cron-ticks worker` with an application of `support.apps`, once it has started."""
+        variables = {f"CRON_TICKS_{name.upper()}": value for name, value in settings.items()}
+        environment = {"CRON_TICKS_DSN": dsn, "PYTHONPATH": str(TESTS), **variables}
+        worker = await self.cron_ticks("worker", "--app", f"support.apps:{app}", environment=environment)
+        await worker.wait_for("worker_started")
+        return worker
 
     async def kill_all(self) -> None:
         for process in self._started:
