@@ -6,7 +6,7 @@ pooler may stand between us and the server.
 
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -174,7 +174,8 @@ class Database:
                 yield chosen
             except BaseException:
                 if not await _rolled_back(transaction) and given is None:
-                    chosen.terminate()
+                    with suppress(asyncpg.InterfaceError):  # it has gone already
+                        chosen.terminate()
                 raise
             with anyio.fail_after(self._deadline):
                 await transaction.commit()
@@ -304,17 +305,23 @@ def _usable(connection: Connection) -> bool:
 def _checked(connection: Connection) -> Connection:
     if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         raise InvalidInputError("connection", f"must be an asyncpg connection, not {type(connection).__name__}")
+    if not _usable(connection):
+        raise InvalidInputError("connection", "is closed, or has gone back to its pool")
     return connection
 
 
 async def _prefer_indexes(connection: Connection) -> None:
     """Once per connection, where it is ours.
 
+    Each statement sees what is committed, whatever the server's default is: tickers that fire at once rely on it.
+
     Plans are kept for a long time, and a queue that is empty now may have a million rows in a minute: a plan that reads
     the whole of a small table must never be the one that is kept. Where there is no index it is taken nevertheless, at
     a price that would make the server compile the statement each time.
     """
-    await connection.execute("SET enable_seqscan = off; SET jit = off")
+    await connection.execute(
+        "SET default_transaction_isolation = 'read committed'; SET enable_seqscan = off; SET jit = off"
+    )
 
 
 async def _keep_session(_connection: Connection) -> None:

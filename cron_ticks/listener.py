@@ -15,6 +15,7 @@ from cron_ticks.database import Connection, Database
 log = structlog.get_logger("cron_ticks.listener")
 
 PROOF_PREFIX = " proof "  # no queue's name begins with a blank
+TICKS_NOTICE = " ticks"  # there are ticks that are due soon
 PROOF_SECONDS = 5.0  # how long a proof may take
 PROOF_INTERVAL_SECONDS = 60.0
 DEAF_INTERVAL_SECONDS = (1.0, 30.0)  # until the next try, at first and at last

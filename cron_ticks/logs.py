@@ -1,11 +1,13 @@
 """Structured logs: readable on a terminal, JSON otherwise.
 
-These event names are stable, so that alerts may rely on them: schedule_created, schedule_edited, schedule_deleted,
-ticks_generated, ticks_fired (one line a batch), tick_fired (one line a tick, level debug), occurrences_missed,
-cleaned_up, message_failed, message_dead, token_lost, tokens_expired, outcome_refused, queues_unhandled,
-completed_messages_removed, notify_heard, notify_not_heard, worker_started, worker_stopping, worker_stopped,
-service_failed, service_recovered, database_unreachable, migration_applied, embedded_server_started,
-embedded_server_stopped, embedded_server_revived, worker_exited.
+These event names are stable, so that alerts may rely on them: schedule_created, schedule_edited, schedule_disabled,
+schedule_enabled, schedule_retried, schedule_triggered, schedule_deleted, schedule_flip_flop, schedule_broken,
+workspace_deleted, ticks_generated, ticks_fired (one line a batch), tick_fired (one line a tick, level debug),
+tick_refused, occurrences_missed, run_partitions_made, cleaned_up, metrics_served, message_failed, message_dead,
+token_lost, tokens_expired, outcome_refused, queues_unhandled, completed_messages_removed, notify_heard,
+notify_not_heard, worker_started, worker_stopping, worker_stopped, service_failed, service_recovered,
+database_unreachable, migration_applied, embedded_server_started, embedded_server_stopped, embedded_server_revived,
+worker_exited.
 """
 
 import logging

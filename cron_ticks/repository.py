@@ -1,182 +1,263 @@
-"""Schedules and ticks in the database. The statements are in `repository_sql`."""
+"""Schedules, ticks and runs in the database. The statements are in `schedule_sql` and `tick_sql`."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Literal
 
 import asyncpg
 
-from cron_ticks import repository_sql as sql
-from cron_ticks.database import Connection, Database
-from cron_ticks.errors import ScheduleNotFoundError
+from cron_ticks import schedule_sql, tick_sql
+from cron_ticks.database import Connection
+from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
 from cron_ticks.ids import new_schedule_id, new_tick_id
-from cron_ticks.occurrences import MICROSECOND, IntervalRule, Plan, plan
-from cron_ticks.schedules import Schedule, ScheduleDefinition
-from cron_ticks.sinks import SameDatabaseSink
-
-
-@dataclass(frozen=True)
-class NeedingTicks:
-    """A schedule that has occurrences without ticks inside the window, as a manager sees and holds it."""
-
-    schedule_id: str
-    rule: IntervalRule
-    needed_from: datetime
-    now: datetime
-
-    def plan(self, *, lookahead: timedelta, missed_after: timedelta) -> Plan:
-        """The occurrences to make ticks for."""
-        return plan(
-            self.rule, needed_from=self.needed_from, now=self.now, lookahead=lookahead, missed_after=missed_after
-        )
-
-
-@dataclass(frozen=True)
-class FiredTick:
-    """A tick that has become a message."""
-
-    id: str
-    schedule_id: str
-    schedule_name: str
-    queue_name: str
-    scheduled_for: datetime
-    lateness: timedelta
-
-
-@dataclass(frozen=True)
-class Found:
-    """A schedule of the name that is being declared."""
-
-    schedule: Schedule
-    same: bool  # as the definition
+from cron_ticks.occurrences import MICROSECOND, NOTHING, RULE_ERRORS, Plan
+from cron_ticks.rows import (
+    NeedingTicks,
+    PendingTick,
+    Planned,
+    definition_arguments,
+    same_but_payload,
+    schedule_of,
+)
+from cron_ticks.schedules import Schedule, ScheduleDefinition, Triggered
+from cron_ticks.tick_repository import TickRepository
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What `save_schedule` did."""
+    """What a change of a schedule did."""
 
     schedule: Schedule
-    change: Literal["created", "edited", "unchanged"]
-    missed: int = 0  # occurrences of the old definition that are not made up
+    change: Literal["created", "edited", "disabled", "enabled", "retried", "unchanged"]
+    missed: int = 0  # occurrences before the change that are not made up
+    back_after: timedelta | None = None  # since the edit that this one undoes
 
 
-class CronRepository:
-    """Schedules and ticks in the database."""
+@dataclass(frozen=True)
+class Held:
+    """A schedule that is locked with its cursor and ticks: nobody else changes, makes or fires anything of it."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    schedule: Schedule
+    next_needed: datetime | None
+    planned: int
+    ticks: list[PendingTick]
+    instant: datetime
+    fired: datetime | None  # the latest occurrence that has fired before its time
+
+    @property
+    def boundary(self) -> datetime:
+        """Up to here the schedule stays what it was: the past, what has fired early, and ticks that are due."""
+        due = [tick.scheduled_for for tick in self.ticks if tick.due_by(self.instant)]
+        return max([self.instant, *due, *([] if self.fired is None else [self.fired])])
+
+    @property
+    def last_tick(self) -> datetime:
+        """Up to here there are ticks that stay."""
+        return max([self.boundary, *(tick.scheduled_for for tick in self.ticks if tick.of_the_rule)])
+
+
+class CronRepository(TickRepository):
+    """Schedules, ticks and runs in the database."""
 
     async def save_schedule(
-        self,
-        definition: ScheduleDefinition,
-        *,
-        missed_after: timedelta,
-        connection: Connection | None = None,
-        now: datetime | None = None,
+        self, definition: ScheduleDefinition, *, connection: Connection | None = None, now: datetime | None = None
     ) -> Saved:
         """Create the schedule, or edit it if its definition changed, or leave it alone."""
         saved = None
         while saved is None:  # each further round means that somebody else has created or deleted it
-            async with self._database.transaction(connection) as chosen:
-                saved = await self._save(definition, chosen, missed_after, now)
+            saved = await self._save(definition, connection, now)
         return saved
 
     async def _save(
-        self, definition: ScheduleDefinition, connection: Connection, missed_after: timedelta, now: datetime | None
+        self, definition: ScheduleDefinition, connection: Connection | None, now: datetime | None
     ) -> Saved | None:
-        """None if the schedule came or went while we looked."""
-        found = await self._find(sql.FIND_SCHEDULE, definition, connection)
-        if found is None:
-            created = await self._create(definition, connection, now)
+        key = (definition.workspace_id, definition.name, definition.payload_json, now)
+        (row,) = await self.database.fetch(schedule_sql.FIND_SCHEDULE, *key, connection=connection)
+        if row["id"] is None:
+            created = await self.create_schedule(definition, now=row["instant"], connection=connection)
             return None if created is None else Saved(created, "created")
-        if found.same:
-            return Saved(found.schedule, "unchanged")
-        locked = await self._find(sql.LOCK_SCHEDULE, definition, connection)
-        if locked is None:
+        found = schedule_of(row)
+        if row["same_payload"] and same_but_payload(found, definition) and found.error is None:
+            return Saved(found, "unchanged")
+        try:
+            return await self.update_schedule(found.id, lambda _: definition, connection=connection, now=now)
+        except ScheduleNotFoundError:
             return None
-        if locked.same:
-            return Saved(locked.schedule, "unchanged")
-        return await self._edit(locked.schedule, definition, connection, missed_after, now)
 
-    async def _find(self, statement: str, definition: ScheduleDefinition, connection: Connection) -> Found | None:
-        row = await self._database.fetchrow(
-            statement, definition.workspace_id, definition.name, definition.payload_json, connection=connection
-        )
-        if row is None:
-            return None
-        schedule = _schedule(row)
-        same_rest = (schedule.queue_name, schedule.interval) == (definition.queue_name, definition.interval)
-        return Found(schedule, same=same_rest and row["same_payload"])
-
-    async def _create(
-        self, definition: ScheduleDefinition, connection: Connection, now: datetime | None
+    async def create_schedule(
+        self, definition: ScheduleDefinition, *, now: datetime, connection: Connection | None = None
     ) -> Schedule | None:
-        row = await self._database.fetchrow(
-            sql.CREATE_SCHEDULE,
-            new_schedule_id(),
-            definition.workspace_id,
-            definition.name,
-            definition.queue_name,
-            definition.payload_json,
-            definition.interval_us,
-            now,
-            connection=connection,
-        )
-        return None if row is None else _schedule(row)
+        """Create a schedule with the ticks of the window; None if its name is taken."""
+        anchor = definition.anchor(now)
+        timetable = definition.timetable(anchor)
+        needed_from = timetable.occurrence_at_or_after(now if definition.at is None else definition.at)
+        needing = NeedingTicks(new_schedule_id(), 1, timetable, needed_from, 0, now)
+        made = self.plan(needing)
+        async with self.database.transaction(connection) as chosen:
+            row = await self.database.fetchrow(
+                schedule_sql.CREATE_SCHEDULE,
+                needing.schedule_id,
+                definition.workspace_id,
+                definition.name,
+                *definition_arguments(definition, anchor),
+                now,
+                made.next_needed,
+                made.planned,
+                (needed_from or now) - MICROSECOND,
+                connection=chosen,
+            )
+            if row is None:
+                return None
+            await self.create_ticks([Planned(needing, made)], connection=chosen)
+        return schedule_of(row)
 
-    async def _edit(
+    async def update_schedule(
         self,
-        current: Schedule,
-        definition: ScheduleDefinition,
-        connection: Connection,
-        missed_after: timedelta,
-        now: datetime | None,
+        schedule_id: str,
+        change: Callable[[Schedule], ScheduleDefinition],
+        *,
+        connection: Connection | None = None,
+        now: datetime | None = None,
     ) -> Saved:
-        cursor = await self._database.fetchval(sql.LOCK_CURSOR, current.id, connection=connection)
-        await self._database.fetch(sql.LOCK_TICKS, current.id, connection=connection)
-        instant = await self._database.fetchval(sql.CLOCK, now, connection=connection)
-        missed = await self._make_overdue_ticks(
-            NeedingTicks(current.id, current.rule, cursor, instant), missed_after, connection
-        )
-        edited = await self._update(current.id, definition, instant, connection)
-        await self._database.fetch(sql.DELETE_FUTURE_TICKS, edited.id, instant, connection=connection)
-        next_needed = edited.rule.occurrence_after(instant)
-        await self._database.fetch(sql.MOVE_CURSOR, edited.id, next_needed, connection=connection)
-        return Saved(edited, "edited", missed)
+        """Edit a schedule. It holds for occurrences after now and after whatever has fired; the phase stays."""
+        async with self._changing(connection) as chosen:
+            held = await self._hold(schedule_id, chosen, now)
+            definition = change(held.schedule)
+            same = same_but_payload(held.schedule, definition) and await self.database.fetchval(
+                schedule_sql.SAME_PAYLOAD, schedule_id, definition.payload_json, connection=chosen
+            )
+            if same:
+                return await self._retry_if_broken(held, chosen)
+            return await self._edit(held, definition, chosen)
 
-    async def _make_overdue_ticks(self, needing: NeedingTicks, missed_after: timedelta, connection: Connection) -> int:
-        """The new definition holds for occurrences after now; those before it that no manager has made are kept.
-
-        Returns how many are missed, because they are too old to be made up.
-        """
-        overdue = needing.plan(lookahead=MICROSECOND, missed_after=missed_after)
-        if overdue.occurrences:
-            await self.create_ticks([(needing, overdue)], connection=connection)
-        return overdue.missed
-
-    async def _update(
-        self, schedule_id: str, definition: ScheduleDefinition, instant: datetime, connection: Connection
-    ) -> Schedule:
-        rows = await self._database.fetch(
-            sql.UPDATE_SCHEDULE,
-            schedule_id,
-            definition.queue_name,
-            definition.payload_json,
-            definition.interval_us,
-            instant,
+    async def _edit(self, held: Held, definition: ScheduleDefinition, connection: Connection) -> Saved:
+        schedule = held.schedule
+        boundary = held.boundary if schedule.enabled else held.last_tick
+        if definition.at is not None and definition.at != schedule.at and definition.at <= boundary:
+            raise InvalidInputError(
+                "at", f"{definition.at.isoformat()} has passed: an edit never fires, trigger() does"
+            )
+        overdue = await self._make_overdue_ticks(held, boundary, connection)
+        planned = held.planned + overdue.planned
+        if schedule.enabled:
+            planned -= len(
+                await self.database.fetch(
+                    schedule_sql.DELETE_FUTURE_TICKS, schedule.id, boundary, connection=connection
+                )
+            )
+        anchor = _anchor_after(schedule, definition, boundary, held.instant)
+        row = await self.database.fetchrow(
+            schedule_sql.EDIT_SCHEDULE,
+            schedule.id,
+            *definition_arguments(definition, anchor),
+            held.instant,
+            boundary,
+            planned,
             connection=connection,
         )
-        return _schedule(rows[0])
+        edited = schedule_of(_existing(row, schedule.id))
+        await self._resume(edited, boundary, planned, held.instant, connection)
+        replaced_at = await self.database.fetchval(
+            schedule_sql.IS_BACK, edited.id, edited.version, connection=connection
+        )
+        back_after = None if replaced_at is None else held.instant - replaced_at
+        return Saved(edited, "edited", overdue.missed, back_after)
+
+    async def disable_schedule(
+        self,
+        schedule_id: str,
+        *,
+        drop_pending: bool = False,
+        connection: Connection | None = None,
+        now: datetime | None = None,
+    ) -> Saved:
+        """Make no more ticks of it. Those that are there stay and fire, unless they are dropped."""
+        async with self._changing(connection) as chosen:
+            held = await self._hold(schedule_id, chosen, now)
+            schedule = held.schedule
+            overdue = await self._make_overdue_ticks(held, held.boundary, chosen)
+            if drop_pending:
+                dropped = [*(tick.scheduled_for for tick in held.ticks), *overdue.occurrences]
+                await self._drop_ticks(
+                    [schedule.id], dropped, chosen, reason="dropped when disabled", instant=held.instant
+                )
+            if not schedule.enabled:
+                return Saved(schedule, "unchanged")
+            holds_after = held.boundary if drop_pending else held.last_tick
+            disabled = await self._switch(held, chosen, holds_after, held.planned + overdue.planned, enabled=False)
+        return Saved(disabled, "disabled", overdue.missed)
+
+    async def enable_schedule(
+        self,
+        schedule_id: str,
+        *,
+        fire_now: bool = False,
+        connection: Connection | None = None,
+        now: datetime | None = None,
+    ) -> Saved:
+        """Make ticks again, from the next occurrence on; with `fire_now` there is one beside the rule at once."""
+        async with self._changing(connection) as chosen:
+            held = await self._hold(schedule_id, chosen, now)
+            if held.schedule.enabled:
+                saved = await self._retry_if_broken(held, chosen)
+            else:
+                forgotten = await self.database.fetch(
+                    schedule_sql.FORGET_DROPPED, schedule_id, held.last_tick, connection=chosen
+                )
+                planned = held.planned - len(forgotten)
+                enabled = await self._switch(held, chosen, held.last_tick, planned, enabled=True)
+                saved = Saved(enabled, "enabled")
+            if fire_now:
+                await self._place_tick(saved.schedule, held.instant, chosen)
+        return saved
+
+    async def delete_schedule(
+        self, schedule_id: str, *, connection: Connection | None = None, now: datetime | None = None
+    ) -> Schedule:
+        """Remove the schedule with its pending ticks; messages already sent stay, and so does the ledger."""
+        async with self._changing(connection) as chosen:
+            held = await self._hold(schedule_id, chosen, now)
+            overdue = await self._make_overdue_ticks(held, held.boundary, chosen)
+            dropped = [*(tick.scheduled_for for tick in held.ticks), *overdue.occurrences]
+            await self._drop_ticks([schedule_id], dropped, chosen, reason="schedule deleted", instant=held.instant)
+            await self.database.fetch(schedule_sql.DELETE_SCHEDULES, [schedule_id], held.instant, connection=chosen)
+        return held.schedule
+
+    async def delete_workspace(self, workspace_id: str, *, connection: Connection, now: datetime | None = None) -> int:
+        """Remove all schedules of a workspace with their pending ticks; how many schedules there were."""
+        rows = await self.database.fetch(schedule_sql.LOCK_WORKSPACE, workspace_id, connection=connection)
+        schedules = [schedule_of(row) for row in rows]
+        ids = [schedule.id for schedule in schedules]
+        cursors = await self.database.fetch(schedule_sql.LOCK_CURSORS, ids, connection=connection)
+        ticks = await self._lock_ticks(ids, connection)
+        instant = await self.database.fetchval(schedule_sql.CLOCK, now, connection=connection)
+        overdue = [
+            self._overdue(Held(schedule, next_needed, planned, [], instant, None), instant)
+            for schedule, (next_needed, planned) in zip(schedules, cursors, strict=True)
+        ]
+        await self.create_ticks(overdue, connection=connection)
+        dropped = [tick.scheduled_for for tick in ticks]
+        dropped += [occurrence for made in overdue for occurrence in made.plan.occurrences]
+        await self._drop_ticks(ids, dropped, connection, reason="workspace deleted", instant=instant)
+        await self.database.fetch(schedule_sql.DELETE_SCHEDULES, ids, instant, connection=connection)
+        await self.database.fetch(schedule_sql.FORGET_PAYLOADS, workspace_id, connection=connection)
+        return len(ids)
+
+    async def trigger(
+        self, schedule_id: str, *, connection: Connection | None = None, now: datetime | None = None
+    ) -> Triggered:
+        """Fire once now, beside the rule: the phase and what is expected stay as they are."""
+        async with self._changing(connection) as chosen:
+            row = await self.database.fetchrow(schedule_sql.SHARE_SCHEDULE, schedule_id, now, connection=chosen)
+            found = _existing(row, schedule_id)
+            return await self._place_tick(schedule_of(found), found["instant"], chosen)
 
     async def get_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> Schedule:
         """The schedule of this id."""
-        row = await self._database.fetchrow(sql.GET_SCHEDULE, schedule_id, connection=connection)
-        if row is None:
-            raise ScheduleNotFoundError(f"there is no schedule {schedule_id}")
-        return _schedule(row)
+        row = await self.database.fetchrow(schedule_sql.GET_SCHEDULE, schedule_id, connection=connection)
+        return schedule_of(_existing(row, schedule_id))
 
     async def list_schedules(
         self,
@@ -187,106 +268,124 @@ class CronRepository:
         connection: Connection | None = None,
     ) -> list[Schedule]:
         """A page of schedules; pass the last one's id as `after_id` for the next."""
-        rows = await self._database.fetch(sql.LIST_SCHEDULES, workspace_id, after_id, limit, connection=connection)
-        return [_schedule(row) for row in rows]
+        arguments = (workspace_id, after_id, limit)
+        rows = await self.database.fetch(schedule_sql.LIST_SCHEDULES, *arguments, connection=connection)
+        return [schedule_of(row) for row in rows]
 
-    async def delete_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> Schedule:
-        """Remove the schedule with its pending ticks; messages already sent stay."""
-        async with self._database.transaction(connection) as chosen:
-            row = await self._database.fetchrow(sql.DELETE_SCHEDULE, schedule_id, connection=chosen)
-            if row is None:
-                raise ScheduleNotFoundError(f"there is no schedule {schedule_id}")
-            await self._database.fetch(sql.DELETE_TICKS, schedule_id, connection=chosen)
-        return _schedule(row)
+    async def mark_broken(self, needing: NeedingTicks, error: str, *, now: datetime | None = None) -> bool:
+        """Pass over a schedule whose rule can't be followed, and let it say why; False if it has changed meanwhile."""
+        arguments = (needing.schedule_id, needing.version, error, now)
+        return bool(await self.database.fetch(schedule_sql.MARK_BROKEN, *arguments))
 
-    async def any_schedule_needs_ticks(
-        self, *, lookahead: timedelta, shard_count: int, shard_id: int, now: datetime | None = None
-    ) -> bool:
-        """Whether there are schedules to make ticks for."""
-        arguments = (lookahead, shard_count, shard_id, now)
-        return bool(await self._database.fetchval(sql.CURSOR_IN_WINDOW, *arguments))
+    @asynccontextmanager
+    async def _changing(self, connection: Connection | None) -> AsyncIterator[Connection]:
+        """The caller's transaction, or one of our own that doesn't keep its locks if this process hangs."""
+        async with self.database.transaction(connection) as chosen:
+            if connection is None:
+                await self.database.fetch(schedule_sql.LIMIT_PATIENCE, self.patience, connection=chosen)
+            yield chosen
 
-    async def find_schedules_needing_ticks(
+    async def _hold(self, schedule_id: str, connection: Connection, now: datetime | None) -> Held:
+        row = await self.database.fetchrow(schedule_sql.LOCK_SCHEDULE, schedule_id, connection=connection)
+        schedule = schedule_of(_existing(row, schedule_id))
+        cursors = await self.database.fetch(schedule_sql.LOCK_CURSORS, [schedule_id], connection=connection)
+        ((next_needed, planned),) = cursors
+        ticks = await self._lock_ticks([schedule_id], connection)
+        ((instant, fired),) = await self.database.fetch(schedule_sql.HORIZON, schedule_id, now, connection=connection)
+        return Held(schedule, next_needed, planned, ticks, instant, fired)
+
+    async def _lock_ticks(self, schedule_ids: Sequence[str], connection: Connection) -> list[PendingTick]:
+        rows = await self.database.fetch(schedule_sql.LOCK_TICKS, schedule_ids, connection=connection)
+        return [PendingTick(*row) for row in rows]
+
+    async def _make_overdue_ticks(self, held: Held, boundary: datetime, connection: Connection) -> Plan:
+        """A change holds for occurrences after the boundary; those before it that no manager has made are kept."""
+        overdue = self._overdue(held, boundary)
+        await self.create_ticks([overdue], connection=connection)
+        return overdue.plan
+
+    def _overdue(self, held: Held, boundary: datetime) -> Planned:
+        schedule = held.schedule
+        needing = NeedingTicks(
+            schedule.id, schedule.version, schedule.timetable, held.next_needed, held.planned, held.instant
+        )
+        if not schedule.enabled:
+            return Planned(needing, NOTHING)
+        try:
+            overdue = self.plan(needing, until=boundary + MICROSECOND)
+        except RULE_ERRORS:
+            return Planned(needing, NOTHING)
+        if schedule.error is not None:  # the database may have refused them: they are missed
+            overdue = replace(overdue, occurrences=(), missed=overdue.planned)
+        return Planned(needing, overdue)
+
+    async def _switch(
+        self, held: Held, connection: Connection, holds_after: datetime, planned: int, *, enabled: bool
+    ) -> Schedule:
+        arguments = (held.schedule.id, enabled, held.instant, holds_after, planned)
+        row = await self.database.fetchrow(schedule_sql.SWITCH_SCHEDULE, *arguments, connection=connection)
+        switched = schedule_of(_existing(row, held.schedule.id))
+        await self._resume(switched, holds_after, planned, held.instant, connection)
+        return switched
+
+    async def _resume(
+        self, schedule: Schedule, after: datetime, planned: int, instant: datetime, connection: Connection
+    ) -> None:
+        """Ticks of the window for occurrences after `after`, unless the schedule is disabled."""
+        needing = NeedingTicks(schedule.id, schedule.version, schedule.timetable, after + MICROSECOND, planned, instant)
+        try:
+            made = self.plan(needing) if schedule.enabled else NOTHING
+        except RULE_ERRORS:  # a manager will find out, and say so
+            made = Plan((), needing.needed_from, 0, complete=False)
+        arguments = (schedule.id, made.next_needed, planned + made.planned)
+        await self.database.fetch(schedule_sql.MOVE_CURSOR, *arguments, connection=connection)
+        await self.create_ticks([Planned(needing, made)], connection=connection)
+
+    async def _retry_if_broken(self, held: Held, connection: Connection) -> Saved:
+        if held.schedule.error is None:
+            return Saved(held.schedule, "unchanged")
+        row = await self.database.fetchrow(schedule_sql.RETRY_SCHEDULE, held.schedule.id, connection=connection)
+        return Saved(schedule_of(_existing(row, held.schedule.id)), "retried")
+
+    async def _drop_ticks(
         self,
-        *,
-        lookahead: timedelta,
-        limit: int,
-        shard_count: int,
-        shard_id: int,
+        schedule_ids: Sequence[str],
+        occurrences: Iterable[datetime],
         connection: Connection,
-        now: datetime | None = None,
-    ) -> list[NeedingTicks]:
-        """Schedules to make ticks for, held until the end of the transaction."""
-        taken = await self._database.fetch(
-            sql.LOCK_CURSORS_IN_WINDOW, lookahead, limit, shard_count, shard_id, now, connection=connection
-        )
-        ids = [row["schedule_id"] for row in taken]
-        rules = {row["id"]: row for row in await self._database.fetch(sql.RULES, ids, connection=connection)}
-        return [
-            NeedingTicks(
-                schedule_id=row["schedule_id"],
-                rule=_rule(rules[row["schedule_id"]]),
-                needed_from=row["next_tick_needed_at"],
-                now=row["instant"],
-            )
-            for row in taken
-        ]
+        *,
+        reason: str,
+        instant: datetime,
+    ) -> None:
+        """Nobody may fire these any more; the ledger says why."""
+        days = sorted({occurrence.date() for occurrence in occurrences})
+        await self.database.fetch(tick_sql.MAKE_PARTITIONS_OF, days, connection=connection)
+        arguments = (schedule_ids, reason, instant)
+        await self.database.fetch(schedule_sql.DROP_TICKS, *arguments, connection=connection)
 
-    async def create_ticks(self, plans: Sequence[tuple[NeedingTicks, Plan]], *, connection: Connection) -> int:
-        """Make the planned ticks and advance their schedules; how many ticks are new."""
-        pairs = [(needing.schedule_id, occurrence) for needing, planned in plans for occurrence in planned.occurrences]
-        made = await self._database.fetch(
-            sql.CREATE_TICKS,
-            [new_tick_id() for _ in pairs],
-            [schedule_id for schedule_id, _ in pairs],
-            [occurrence for _, occurrence in pairs],
-            plans[0][0].now,
-            connection=connection,
-        )
-        await self._database.fetch(
-            sql.UPDATE_NEXT_TICK_NEEDED,
-            [needing.schedule_id for needing, _ in plans],
-            [planned.next_needed for _, planned in plans],
-            connection=connection,
-        )
-        return len(made)
+    async def _place_tick(self, schedule: Schedule, instant: datetime, connection: Connection) -> Triggered:
+        """At the first free microsecond: what the rule or another trigger has is not ours to take."""
+        placed = Triggered(new_tick_id(), instant)
+        while not await self._place(schedule, placed, connection):
+            placed = Triggered(placed.tick_id, placed.scheduled_for + MICROSECOND)
+        await self.wake_tickers(connection)
+        return placed
 
-    async def fire_due_ticks(
-        self, sink: SameDatabaseSink, *, ticker_id: str, limit: int, now: datetime | None = None
-    ) -> list[FiredTick]:
-        """Turn due ticks into messages; fewer than `limit` means that nothing due is left."""
-        rows = await self._database.fetch(firing_statement(sink.insert_from_taken), ticker_id, limit, now)
-        return [FiredTick(**row) for row in rows]
-
-    async def next_due_in(self, *, now: datetime | None = None) -> timedelta | None:
-        """How long until the next tick is due; not positive if one is now, None if there is none."""
-        due_in: timedelta | None = await self._database.fetchval(sql.NEXT_DUE_IN, now)
-        return due_in
-
-    async def delete_orphaned_ticks(self, *, limit: int) -> int:
-        """Remove ticks whose schedule is gone; fewer than `limit` means that none is left."""
-        return len(await self._database.fetch(sql.DELETE_ORPHANED_TICKS, limit))
+    async def _place(self, schedule: Schedule, tick: Triggered, connection: Connection) -> bool:
+        if schedule.rule.count(tick.scheduled_for, tick.scheduled_for + MICROSECOND):
+            return False
+        arguments = (schedule.id, tick.tick_id, tick.scheduled_for)
+        return bool(await self.database.fetch(schedule_sql.PLACE_TICK, *arguments, connection=connection))
 
 
-@cache
-def firing_statement(insert_from_taken: str) -> str:
-    """The one statement that fires ticks into a sink."""
-    return sql.FIRE_DUE_TICKS.replace("{insert_from_taken}", insert_from_taken)
+def _anchor_after(
+    schedule: Schedule, definition: ScheduleDefinition, boundary: datetime, instant: datetime
+) -> datetime:
+    """An edit keeps the phase, unless there is none yet, or none any more."""
+    has_begun = schedule.interval is not None and schedule.anchor_at <= boundary
+    return schedule.anchor_at if has_begun and definition.interval is not None else definition.anchor(instant)
 
 
-def _rule(row: asyncpg.Record) -> IntervalRule:
-    return IntervalRule(row["anchor_at"], timedelta(microseconds=row["interval_us"]))
-
-
-def _schedule(row: asyncpg.Record) -> Schedule:
-    return Schedule(
-        id=row["id"],
-        workspace_id=row["workspace_id"],
-        name=row["name"],
-        queue_name=row["queue_name"],
-        payload=json.loads(row["payload"]),
-        interval=timedelta(microseconds=row["interval_us"]),
-        anchor_at=row["anchor_at"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-    )
+def _existing(row: asyncpg.Record | None, schedule_id: str) -> asyncpg.Record:
+    if row is None:
+        raise ScheduleNotFoundError(f"there is no schedule {schedule_id}")
+    return row

@@ -1,15 +1,30 @@
 """ScheduleManager: makes ticks ahead of time, on every pod."""
 
-from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
 
+import asyncpg
 import structlog
 
 from cron_ticks.database import Database
+from cron_ticks.metrics import Metrics
+from cron_ticks.occurrences import RULE_ERRORS
 from cron_ticks.repository import CronRepository
+from cron_ticks.rows import NeedingTicks, Planned
 from cron_ticks.settings import Settings
 
 log = structlog.get_logger("cron_ticks.schedule_manager")
+
+# What the database says of a row. Anything else is its own trouble, and no fault of a schedule's.
+REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one transaction did."""
+
+    schedules: int = 0
+    ticks: int = 0
+    finished: bool = True  # nothing in the window is left
 
 
 class ScheduleManager:
@@ -18,56 +33,74 @@ class ScheduleManager:
     name = "schedule-manager"
 
     def __init__(
-        self,
-        database: Database,
-        repository: CronRepository,
-        settings: Settings,
-        *,
-        on_made: Callable[[], None] = lambda: None,
+        self, database: Database, repository: CronRepository, settings: Settings, metrics: Metrics | None = None
     ) -> None:
         self._database = database
         self._repository = repository
         self._settings = settings
-        self._on_made = on_made
+        self._metrics = Metrics() if metrics is None else metrics
 
     async def run_once(self) -> float:
         """Make ticks, batch after batch, until no schedule in the window lacks one."""
-        settings = self._settings
-        made = schedules = 0
-        while await self._repository.any_schedule_needs_ticks(
-            lookahead=timedelta(seconds=settings.lookahead_seconds),
-            shard_count=settings.shard_count,
-            shard_id=settings.shard_id,
-        ):
-            taken, ticks = await self._make_batch()
-            schedules += taken
-            made += ticks
-            if taken < settings.manager_batch_size:
+        ticks = schedules = 0
+        while await self._repository.any_schedule_needs_ticks():
+            batch = await self._make_batch()
+            schedules += batch.schedules
+            ticks += batch.ticks
+            if batch.finished:
                 break
         if schedules:
-            log.info("ticks_generated", ticks=made, schedules=schedules, lookahead=settings.lookahead_seconds)
-        if made:
-            self._on_made()
-        return settings.manager_interval_seconds
+            lookahead = self._settings.lookahead_seconds
+            log.info("ticks_generated", ticks=ticks, schedules=schedules, lookahead=lookahead)
+        return self._settings.manager_interval_seconds
 
-    async def _make_batch(self) -> tuple[int, int]:
-        """One transaction: take schedules, make their ticks, advance them. Returns (schedules, new ticks)."""
-        settings = self._settings
-        lookahead = timedelta(seconds=settings.lookahead_seconds)
-        missed_after = timedelta(seconds=settings.missed_after_seconds)
-        async with self._database.transaction() as connection:
-            taken = await self._repository.find_schedules_needing_ticks(
-                lookahead=lookahead,
-                limit=settings.manager_batch_size,
-                shard_count=settings.shard_count,
-                shard_id=settings.shard_id,
-                connection=connection,
-            )
-            if not taken:
-                return 0, 0
-            plans = [(needing, needing.plan(lookahead=lookahead, missed_after=missed_after)) for needing in taken]
-            made = await self._repository.create_ticks(plans, connection=connection)
-        for needing, planned in plans:
-            if planned.missed:
-                log.warning("occurrences_missed", schedule_id=needing.schedule_id, missed=planned.missed)
-        return len(taken), made
+    async def _make_batch(self, only: str | None = None) -> Batch:
+        """One transaction: take schedules, make their ticks, advance them. A broken one is put aside."""
+        taken: list[NeedingTicks] = []
+        try:
+            async with self._database.transaction() as connection:
+                taken = await self._repository.find_schedules_needing_ticks(
+                    limit=self._settings.manager_batch_size, connection=connection, only=only
+                )
+                plans, broken = self._plan(taken)
+                ticks = await self._repository.create_ticks(plans, connection=connection)
+                await self._repository.update_next_tick_needed(plans, connection=connection)
+        except REFUSALS as error:
+            return await self._one_by_one(taken, error)
+        self._note(plans, ticks)
+        for needing, problem in broken:
+            await self._mark_broken(needing, problem)
+        complete = len(taken) < self._settings.manager_batch_size and all(made.plan.complete for made in plans)
+        return Batch(len(plans), ticks, complete)
+
+    async def _one_by_one(self, taken: list[NeedingTicks], error: asyncpg.PostgresError) -> Batch:
+        """The database refuses a batch: find out for which schedule's sake."""
+        if not taken:
+            raise error
+        if len(taken) == 1:
+            await self._mark_broken(taken[0], error)
+            return Batch(finished=False)
+        batches = [await self._make_batch(needing.schedule_id) for needing in taken]
+        return Batch(sum(batch.schedules for batch in batches), sum(batch.ticks for batch in batches), finished=False)
+
+    def _plan(self, taken: list[NeedingTicks]) -> tuple[list[Planned], list[tuple[NeedingTicks, Exception]]]:
+        plans: list[Planned] = []
+        broken: list[tuple[NeedingTicks, Exception]] = []
+        for needing in taken:
+            try:
+                plans.append(Planned(needing, self._repository.plan(needing)))
+            except RULE_ERRORS as error:
+                broken.append((needing, error))
+        return plans, broken
+
+    async def _mark_broken(self, needing: NeedingTicks, problem: Exception) -> None:
+        error = f"{type(problem).__name__}: {problem}"
+        if await self._repository.mark_broken(needing, error):
+            self._metrics.broken.inc()
+            log.error("schedule_broken", schedule_id=needing.schedule_id, error=error)
+
+    def _note(self, plans: list[Planned], ticks: int) -> None:
+        self._metrics.note_generated(ticks, sum(made.plan.missed for made in plans))
+        for made in plans:
+            if made.plan.missed:
+                log.warning("occurrences_missed", schedule_id=made.needing.schedule_id, missed=made.plan.missed)

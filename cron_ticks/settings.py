@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from cron_ticks.errors import SettingsError
 
 PREFIX = "CRON_TICKS_"
+JITTER_CAP_SECONDS = 30.0
+LONGEST_IDLE_SECONDS = 20
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Retention = Annotated[float, Field(gt=0, le=3650 * 86_400, allow_inf_nan=False)]
@@ -74,6 +77,12 @@ class Settings(BaseSettings):
     missed_after_seconds: Seconds = Field(
         default=60, description="An occurrence found later than this is missed: only the latest is made up"
     )
+    jitter_cap_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Most that jitter may move a tick; default: 30, or what the lookahead leaves room for",
+    )
     shard_count: int = Field(default=1, ge=1, le=4096, description="Static shards of the schedules; 1: none")
     shard_id: int = Field(default=0, ge=0, description="The shard that this process's manager serves")
 
@@ -82,7 +91,7 @@ class Settings(BaseSettings):
     ticker_idle_seconds: float = Field(
         default=10,
         gt=0,
-        le=20,
+        le=LONGEST_IDLE_SECONDS,
         allow_inf_nan=False,
         description="Longest pause of a ticker with nothing to do, while NOTIFY reaches it",
     )
@@ -109,6 +118,12 @@ class Settings(BaseSettings):
     )
     cleanup_batch_size: BatchSize = Field(default=1000, description="Rows per statement of the cleanup")
 
+    # Metrics
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="Port of a worker's metrics; 0: a free one; none: not served"
+    )
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address to serve metrics at")
+
     # The process
     stop_grace_seconds: Seconds = Field(default=10, description="How long running work may go on after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
@@ -131,6 +146,17 @@ class Settings(BaseSettings):
             raise ValueError(f"must be less than {PREFIX}LOOKAHEAD_SECONDS ({lookahead:g}), or ticks are made late")
         return value
 
+    @field_validator("jitter_cap_seconds")
+    @classmethod
+    def _ticks_must_be_made_before_they_are_due(cls, value: float | None, info: ValidationInfo) -> float | None:
+        lookahead, interval = info.data.get("lookahead_seconds"), info.data.get("manager_interval_seconds")
+        if value is not None and lookahead is not None and interval is not None and value > lookahead - interval:
+            raise ValueError(
+                f"must be at most {lookahead - interval:g}: {PREFIX}LOOKAHEAD_SECONDS less "
+                f"{PREFIX}MANAGER_INTERVAL_SECONDS, or ticks are made after they are due"
+            )
+        return value
+
     @field_validator("shard_id")
     @classmethod
     def _shard_must_exist(cls, value: int, info: ValidationInfo) -> int:
@@ -146,6 +172,13 @@ class Settings(BaseSettings):
         if lease is not None and value > lease / 2:
             raise ValueError(f"must be at most half of {PREFIX}LEASE_SECONDS ({lease:g}), or a token runs out in use")
         return value
+
+    @property
+    def jitter_cap(self) -> timedelta:
+        """The most that jitter may move a tick."""
+        if self.jitter_cap_seconds is not None:
+            return timedelta(seconds=self.jitter_cap_seconds)
+        return timedelta(seconds=min(JITTER_CAP_SECONDS, self.lookahead_seconds - self.manager_interval_seconds))
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

@@ -1,26 +1,136 @@
 -- The schema that the migrations make. Written by `make schema-snapshot`; do not edit.
 
+CREATE FUNCTION public.cron_jitter(schedule_id text, occurrence timestamp with time zone, amplitude_us bigint) RETURNS interval
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN CASE WHEN (amplitude_us > 0) THEN ((((((('x'::text || "left"(encode(sha256(convert_to(((schedule_id || ' '::text) || ((EXTRACT(epoch FROM occurrence) * (1000000)::numeric))::bigint), 'UTF8'::name)), 'hex'::text), 15)))::bit(60))::bigint % (2 * amplitude_us)) - amplitude_us))::double precision * '00:00:00.000001'::interval) ELSE '00:00:00'::interval END;
+
+CREATE FUNCTION public.cron_make_run_partition(day date) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET "DateStyle" TO 'ISO'
+    AS $$
+DECLARE
+    partition_name text := 'cron_runs_' || to_char(day, 'YYYYMMDD');
+
+    first_instant timestamptz := day::timestamp AT TIME ZONE 'UTC';
+
+    end_instant timestamptz := (day + 1)::timestamp AT TIME ZONE 'UTC';
+
+BEGIN
+    IF EXISTS (
+        SELECT
+        FROM pg_inherits
+        WHERE inhparent = '"public".cron_runs'::regclass
+            AND inhrelid = to_regclass(format('"public".%I', partition_name))
+    ) THEN
+        RETURN false;
+
+    END IF;
+
+    -- One maker at a time; whoever waited finds it done. The first number stands for "cron".
+    PERFORM pg_advisory_xact_lock(1668443246, '"public".cron_runs'::regclass::oid::integer);
+
+    -- From the catalogue, because to_regclass() may not know yet what was committed while we waited.
+    IF EXISTS (
+        SELECT
+        FROM pg_inherits
+        JOIN pg_class ON pg_class.oid = inhrelid
+        WHERE inhparent = '"public".cron_runs'::regclass AND relname = partition_name
+    ) THEN
+        RETURN false;
+
+    END IF;
+
+    EXECUTE format(
+        'CREATE TABLE "public".%I (LIKE "public".cron_runs INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)',
+        partition_name);
+
+    EXECUTE format(
+        'ALTER TABLE "public".cron_runs ATTACH PARTITION "public".%I FOR VALUES FROM (%L) TO (%L)',
+        partition_name, first_instant, end_instant);
+
+    RETURN true;
+
+END
+$$;
+
+CREATE TABLE public.cron_runs (
+    schedule_id text NOT NULL COLLATE pg_catalog."C",
+    scheduled_for timestamp with time zone NOT NULL,
+    version integer NOT NULL,
+    origin text NOT NULL,
+    outcome text NOT NULL,
+    reason text,
+    message_id text COLLATE pg_catalog."C",
+    ended_at timestamp with time zone NOT NULL,
+    lateness interval,
+    attempts integer NOT NULL,
+    ticker_id text,
+    CONSTRAINT cron_runs_outcome_check CHECK ((outcome = ANY (ARRAY['enqueued'::text, 'missed'::text, 'overlapped'::text, 'disabled'::text, 'failed'::text, 'expired'::text])))
+)
+PARTITION BY RANGE (scheduled_for);
+
 CREATE TABLE public.cron_schedule_cursors (
-    schedule_id text NOT NULL,
-    next_tick_needed_at timestamp with time zone NOT NULL
+    schedule_id text NOT NULL COLLATE pg_catalog."C",
+    next_tick_needed_at timestamp with time zone,
+    planned bigint DEFAULT 0 NOT NULL,
+    broken boolean DEFAULT false NOT NULL
+);
+
+CREATE TABLE public.cron_schedule_versions (
+    schedule_id text NOT NULL COLLATE pg_catalog."C",
+    version integer NOT NULL,
+    holds_after timestamp with time zone NOT NULL,
+    change text NOT NULL,
+    enabled boolean NOT NULL,
+    workspace_id text,
+    name text NOT NULL,
+    queue_name text NOT NULL,
+    payload jsonb,
+    interval_us bigint,
+    anchor_at timestamp with time zone NOT NULL,
+    jitter_us bigint NOT NULL,
+    jitter_ratio double precision,
+    priority smallint NOT NULL,
+    starts_at timestamp with time zone,
+    ends_at timestamp with time zone,
+    max_runs bigint,
+    planned bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    CONSTRAINT cron_schedule_versions_change_check CHECK ((change = ANY (ARRAY['created'::text, 'edited'::text, 'disabled'::text, 'enabled'::text, 'deleted'::text])))
 );
 
 CREATE TABLE public.cron_schedules (
-    id text NOT NULL,
+    id text NOT NULL COLLATE pg_catalog."C",
     workspace_id text,
     name text NOT NULL,
     queue_name text NOT NULL,
     payload jsonb NOT NULL,
-    interval_us bigint NOT NULL,
+    interval_us bigint,
     anchor_at timestamp with time zone NOT NULL,
     created_at timestamp with time zone NOT NULL,
     updated_at timestamp with time zone NOT NULL,
-    CONSTRAINT cron_schedules_interval_us_check CHECK ((interval_us >= 1000000))
+    jitter_us bigint DEFAULT 0 NOT NULL,
+    jitter_ratio double precision,
+    priority smallint DEFAULT 2 NOT NULL,
+    starts_at timestamp with time zone,
+    ends_at timestamp with time zone,
+    max_runs bigint,
+    enabled boolean DEFAULT true NOT NULL,
+    version integer DEFAULT 1 NOT NULL,
+    error text,
+    error_at timestamp with time zone,
+    CONSTRAINT cron_schedules_interval_us_check CHECK ((interval_us >= 1000000)),
+    CONSTRAINT cron_schedules_jitter_us_check CHECK ((jitter_us >= 0)),
+    CONSTRAINT cron_schedules_max_runs_check CHECK ((max_runs > 0)),
+    CONSTRAINT cron_schedules_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
+    CONSTRAINT cron_schedules_times_check CHECK (((anchor_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (anchor_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at < '2500-01-01 00:00:00+00'::timestamp with time zone)))
 );
 
 CREATE TABLE public.cron_ticks (
-    id text NOT NULL,
-    schedule_id text NOT NULL,
+    id text NOT NULL COLLATE pg_catalog."C",
+    schedule_id text NOT NULL COLLATE pg_catalog."C",
     schedule_name text NOT NULL,
     workspace_id text,
     queue_name text NOT NULL,
@@ -28,7 +138,16 @@ CREATE TABLE public.cron_ticks (
     scheduled_for timestamp with time zone NOT NULL,
     execute_at timestamp with time zone NOT NULL,
     due_at timestamp with time zone NOT NULL,
-    created_at timestamp with time zone NOT NULL
+    created_at timestamp with time zone NOT NULL,
+    version integer DEFAULT 1 NOT NULL,
+    origin text DEFAULT 'schedule'::text NOT NULL,
+    priority smallint DEFAULT 2 NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    leased_by text,
+    leased_at timestamp with time zone,
+    leased_until timestamp with time zone,
+    CONSTRAINT cron_ticks_origin_check CHECK ((origin = ANY (ARRAY['schedule'::text, 'trigger'::text, 'backfill'::text, 'recovery'::text]))),
+    CONSTRAINT cron_ticks_priority_check CHECK (((priority >= 0) AND (priority <= 3)))
 );
 
 CREATE TABLE public.cron_ticks_migrations (
@@ -91,8 +210,14 @@ CREATE TABLE public.queue_workers (
     seen_at timestamp with time zone NOT NULL
 );
 
+ALTER TABLE ONLY public.cron_runs
+    ADD CONSTRAINT cron_runs_occurrence_key PRIMARY KEY (schedule_id, scheduled_for);
+
 ALTER TABLE ONLY public.cron_schedule_cursors
     ADD CONSTRAINT cron_schedule_cursors_pkey PRIMARY KEY (schedule_id);
+
+ALTER TABLE ONLY public.cron_schedule_versions
+    ADD CONSTRAINT cron_schedule_versions_pkey PRIMARY KEY (schedule_id, version);
 
 ALTER TABLE ONLY public.cron_schedules
     ADD CONSTRAINT cron_schedules_name_key UNIQUE NULLS NOT DISTINCT (workspace_id, name);
@@ -118,9 +243,17 @@ ALTER TABLE ONLY public.queue_tokens
 ALTER TABLE ONLY public.queue_workers
     ADD CONSTRAINT queue_workers_pkey PRIMARY KEY (id);
 
-CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at);
+CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at) WHERE (NOT broken);
 
-CREATE INDEX cron_ticks_due_idx ON public.cron_ticks USING btree (due_at);
+CREATE INDEX cron_schedule_versions_workspace_idx ON public.cron_schedule_versions USING btree (workspace_id) WHERE (workspace_id IS NOT NULL);
+
+CREATE INDEX cron_schedules_error_idx ON public.cron_schedules USING btree (id) WHERE (error IS NOT NULL);
+
+CREATE INDEX cron_schedules_workspace_idx ON public.cron_schedules USING btree (workspace_id, id) WHERE (workspace_id IS NOT NULL);
+
+CREATE INDEX cron_ticks_due_idx ON public.cron_ticks USING btree (priority, due_at);
+
+CREATE INDEX cron_ticks_lease_idx ON public.cron_ticks USING btree (leased_until) WHERE (leased_until IS NOT NULL);
 
 CREATE INDEX queue_messages_completed_idx ON public.queue_messages USING btree (queue_name, completed_at) WHERE (completed_at IS NOT NULL);
 

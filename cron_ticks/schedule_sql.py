@@ -1,0 +1,276 @@
+"""The statements of CronRepository about schedules, each with what it guarantees.
+
+Those that look at the time take it as an argument; NULL means the database's clock, which is what the product uses.
+Tests own the clock by giving one. Whoever changes a schedule takes locks in this order: the schedule, its cursor, its
+ticks.
+"""
+
+SCHEDULE_COLUMNS = """
+    id, workspace_id, name, queue_name, payload::text AS payload, interval_us, anchor_at, jitter_us, jitter_ratio,
+    priority, starts_at, ends_at, max_runs, enabled, version, error, error_at, created_at, updated_at
+"""
+
+# A row of the history, from the schedule as a statement leaves it.
+_KEEP_VERSION = """
+    INSERT INTO {schema}.cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id,
+        name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
+        max_runs, planned, created_at)
+    SELECT id, version, {holds_after}, {change}, enabled, workspace_id,
+        name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
+        max_runs, {planned}, updated_at
+    FROM changed
+"""
+
+
+def _keep_version(*, holds_after: str, change: str, planned: str) -> str:
+    return _KEEP_VERSION.replace("{holds_after}", holds_after).replace("{change}", change).replace("{planned}", planned)
+
+
+# A schedule by its name, whether its payload is the one given, and the time; without a schedule, the time alone. Read
+# without a lock: declaring what is there already waits for nobody. IS NOT DISTINCT FROM would read the whole index.
+FIND_SCHEDULE = (
+    "SELECT"
+    + SCHEDULE_COLUMNS
+    + """
+    , payload = $3::text::jsonb AS same_payload, clock.instant
+FROM (SELECT coalesce($4::timestamptz, statement_timestamp()) AS instant) AS clock
+LEFT JOIN (
+    SELECT * FROM {schema}.cron_schedules WHERE workspace_id = $1 AND name = $2
+    UNION ALL
+    SELECT * FROM {schema}.cron_schedules WHERE $1 IS NULL AND workspace_id IS NULL AND name = $2
+) AS schedule ON true
+"""
+)
+
+# Creates the schedule with its cursor and its first version, unless its name is taken: of N pods that declare it at
+# once, one gets a row back.
+CREATE_SCHEDULE = (
+    """
+WITH changed AS (
+    INSERT INTO {schema}.cron_schedules (id, workspace_id, name, queue_name, payload, interval_us, anchor_at, jitter_us,
+        jitter_ratio, priority, starts_at, ends_at, max_runs, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14)
+    ON CONFLICT ON CONSTRAINT cron_schedules_name_key DO NOTHING
+    RETURNING *
+),
+cursor AS (
+    INSERT INTO {schema}.cron_schedule_cursors (schedule_id, next_tick_needed_at, planned)
+    SELECT id, $15::timestamptz, $16::bigint FROM changed
+),
+kept AS ("""
+    + _keep_version(holds_after="$17::timestamptz", change="'created'", planned="0")
+    + """)
+SELECT"""
+    + SCHEDULE_COLUMNS
+    + "FROM changed"
+)
+
+# Locks of an edit or a removal, in their order: the schedule against other edits; the cursor, which waits for a manager
+# that is making ticks for it; its ticks, which waits for tickers that fire them. What is there afterwards is ours.
+LOCK_SCHEDULE = "SELECT" + SCHEDULE_COLUMNS + "FROM {schema}.cron_schedules WHERE id = $1 FOR UPDATE"
+LOCK_WORKSPACE = (
+    "SELECT" + SCHEDULE_COLUMNS + "FROM {schema}.cron_schedules WHERE workspace_id = $1 ORDER BY id FOR UPDATE"
+)
+LOCK_CURSORS = """
+SELECT next_tick_needed_at, planned
+FROM {schema}.cron_schedule_cursors
+WHERE schedule_id = ANY ($1::text[])
+ORDER BY schedule_id
+FOR UPDATE
+"""
+LOCK_TICKS = """
+SELECT scheduled_for, origin, due_at, attempts
+FROM {schema}.cron_ticks
+WHERE schedule_id = ANY ($1::text[])
+ORDER BY schedule_id, execute_at
+FOR UPDATE
+"""
+
+# A process that hangs in the middle of a change loses its session, and with it the locks.
+LIMIT_PATIENCE = "SELECT set_config('idle_in_transaction_session_timeout', $1, true)"
+
+CLOCK = "SELECT coalesce($1::timestamptz, statement_timestamp())"
+
+# The instant of an edit, and the latest occurrence that has fired before its time: jitter may do that. Asked for after
+# the locks, so that whatever has fired is seen.
+HORIZON = """
+WITH clock AS (SELECT coalesce($2::timestamptz, statement_timestamp()) AS instant)
+SELECT instant, (
+        SELECT max(scheduled_for)
+        FROM {schema}.cron_runs
+        WHERE schedule_id = $1 AND scheduled_for > (SELECT instant FROM clock)
+            AND origin = 'schedule' AND outcome = 'enqueued'
+    ) AS fired
+FROM clock
+"""
+
+# Whether a payload is the schedule's: the database decides what is the same JSON.
+SAME_PAYLOAD = "SELECT payload = $2::text::jsonb FROM {schema}.cron_schedules WHERE id = $1"
+
+# The edit itself, with its version; whatever was broken gets another try.
+EDIT_SCHEDULE = (
+    """
+WITH changed AS (
+    UPDATE {schema}.cron_schedules
+    SET queue_name = $2, payload = $3::text::jsonb, interval_us = $4, anchor_at = $5, jitter_us = $6, jitter_ratio = $7,
+        priority = $8, starts_at = $9, ends_at = $10, max_runs = $11, updated_at = $12, version = version + 1,
+        error = NULL, error_at = NULL
+    WHERE id = $1
+    RETURNING *
+),
+kept AS ("""
+    + _keep_version(holds_after="$13::timestamptz", change="'edited'", planned="$14::bigint")
+    + """)
+SELECT"""
+    + SCHEDULE_COLUMNS
+    + "FROM changed"
+)
+
+# Disables or enables, with its version.
+SWITCH_SCHEDULE = (
+    """
+WITH changed AS (
+    UPDATE {schema}.cron_schedules
+    SET enabled = $2, updated_at = $3, version = version + 1, error = NULL, error_at = NULL
+    WHERE id = $1
+    RETURNING *
+),
+kept AS ("""
+    + _keep_version(
+        holds_after="$4::timestamptz", change="CASE WHEN $2 THEN 'enabled' ELSE 'disabled' END", planned="$5::bigint"
+    )
+    + """)
+SELECT"""
+    + SCHEDULE_COLUMNS
+    + "FROM changed"
+)
+
+# Whether a definition is the one that an edit has just replaced: two releases may be declaring one name in turn.
+IS_BACK = """
+SELECT edited.created_at
+FROM {schema}.cron_schedule_versions AS now
+JOIN {schema}.cron_schedule_versions AS edited USING (schedule_id)
+JOIN {schema}.cron_schedule_versions AS before USING (schedule_id)
+WHERE schedule_id = $1 AND now.version = $2 AND edited.version = $2 - 1 AND before.version = $2 - 2
+    AND now.change = 'edited' AND edited.change = 'edited'
+    AND (now.queue_name, now.payload, now.interval_us, now.jitter_us, now.priority)
+        IS NOT DISTINCT FROM (before.queue_name, before.payload, before.interval_us, before.jitter_us, before.priority)
+    AND (now.starts_at, now.ends_at, now.max_runs)
+        IS NOT DISTINCT FROM (before.starts_at, before.ends_at, before.max_runs)
+    AND (now.interval_us IS NOT NULL OR now.anchor_at = before.anchor_at)
+"""
+
+# Re-planning: ticks of the occurrences after $2 go, what was put in by a trigger stays.
+DELETE_FUTURE_TICKS = """
+DELETE FROM {schema}.cron_ticks WHERE schedule_id = $1 AND scheduled_for > $2 AND origin = 'schedule' RETURNING 1
+"""
+MOVE_CURSOR = """
+UPDATE {schema}.cron_schedule_cursors SET next_tick_needed_at = $2, planned = $3, broken = false WHERE schedule_id = $1
+"""
+
+# Ticks that nobody may fire any more, each with its row in the ledger.
+DROP_TICKS = """
+WITH dropped AS (
+    DELETE FROM {schema}.cron_ticks WHERE schedule_id = ANY ($1::text[]) RETURNING *
+)
+INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts)
+SELECT schedule_id, scheduled_for, version, origin, 'disabled', $2, $3, attempts FROM dropped
+ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
+"""
+
+# Enabled again before their time: dropped occurrences that are still to come are expected again.
+FORGET_DROPPED = """
+DELETE FROM {schema}.cron_runs
+WHERE schedule_id = $1 AND scheduled_for > $2 AND outcome = 'disabled' AND origin = 'schedule'
+RETURNING 1
+"""
+
+# Puts in a tick beside the rule, due at once, unless that instant is taken already. The schedule can't go meanwhile.
+PLACE_TICK = """
+INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
+    execute_at, due_at, created_at, version, origin, priority)
+SELECT $2, id, name, workspace_id, queue_name, payload, $3, $3, $3, $3, version, 'trigger', priority
+FROM {schema}.cron_schedules
+WHERE id = $1
+    AND NOT EXISTS (SELECT FROM {schema}.cron_runs WHERE schedule_id = $1 AND scheduled_for = $3)
+    AND NOT EXISTS (SELECT FROM {schema}.cron_ticks WHERE schedule_id = $1 AND scheduled_for = $3)
+ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
+RETURNING 1
+"""
+SHARE_SCHEDULE = (
+    "SELECT"
+    + SCHEDULE_COLUMNS
+    + """
+    , coalesce($2::timestamptz, statement_timestamp()) AS instant
+FROM {schema}.cron_schedules
+WHERE id = $1
+FOR KEY SHARE
+"""
+)
+
+GET_SCHEDULE = "SELECT" + SCHEDULE_COLUMNS + "FROM {schema}.cron_schedules WHERE id = $1"
+
+# Keyset pages in the order of the key, which is stable and means nothing else: `$2` is the last id of the page before.
+# Of the two halves one has nothing to do.
+LIST_SCHEDULES = (
+    "SELECT"
+    + SCHEDULE_COLUMNS
+    + """
+FROM (
+    (SELECT * FROM {schema}.cron_schedules WHERE $1::text IS NULL AND id > $2 ORDER BY id LIMIT $3)
+    UNION ALL
+    (SELECT * FROM {schema}.cron_schedules WHERE workspace_id = $1 AND id > $2 ORDER BY id LIMIT $3)
+) AS page
+ORDER BY id
+"""
+)
+
+# Removes schedules with their cursors. The last version says until when they held.
+DELETE_SCHEDULES = (
+    """
+WITH deleted AS (
+    DELETE FROM {schema}.cron_schedules WHERE id = ANY ($1::text[]) RETURNING *
+),
+changed AS (
+    SELECT id, version + 1 AS version, false AS enabled, workspace_id, name, queue_name, payload, interval_us,
+        anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at, max_runs, $2::timestamptz AS updated_at,
+        greatest($2::timestamptz, (
+            SELECT max(scheduled_for)
+            FROM {schema}.cron_runs
+            WHERE schedule_id = deleted.id AND scheduled_for > $2 AND origin = 'schedule' AND outcome = 'enqueued'
+        )) AS holds_after
+    FROM deleted
+),
+kept AS ("""
+    + _keep_version(holds_after="holds_after", change="'deleted'", planned="0")
+    + """)
+SELECT"""
+    + SCHEDULE_COLUMNS
+    + "FROM deleted"
+)
+
+# Another try for a schedule whose rule could not be followed, from where it stopped.
+RETRY_SCHEDULE = (
+    """
+WITH cursor AS (
+    UPDATE {schema}.cron_schedule_cursors SET broken = false WHERE schedule_id = $1
+)
+UPDATE {schema}.cron_schedules SET error = NULL, error_at = NULL WHERE id = $1
+RETURNING"""
+    + SCHEDULE_COLUMNS
+)
+
+# What a workspace sent is gone with it; when its schedules held is kept.
+FORGET_PAYLOADS = "UPDATE {schema}.cron_schedule_versions SET payload = NULL WHERE workspace_id = $1"
+
+# A schedule whose rule can't be followed is passed over from now on, and says why; unless it was changed meanwhile.
+MARK_BROKEN = """
+WITH broken AS (
+    UPDATE {schema}.cron_schedules
+    SET error = $3, error_at = coalesce($4::timestamptz, statement_timestamp())
+    WHERE id = $1 AND version = $2
+    RETURNING id
+)
+UPDATE {schema}.cron_schedule_cursors SET broken = true FROM broken WHERE schedule_id = broken.id
+RETURNING schedule_id
+"""
