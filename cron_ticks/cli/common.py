@@ -64,3 +64,10 @@ def reported_errors() -> Iterator[None]:
     except CronTicksError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+    except ExceptionGroup as group:  # from a task beside others
+        ours, others = group.split(CronTicksError)
+        if ours is None or others is not None:
+            raise
+        for problem in ours.exceptions:
+            typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(2) from group

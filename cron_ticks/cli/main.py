@@ -144,7 +144,7 @@ def up(
         settings = load_settings(dsn)
         load_app(app_path)
         environment = os.environ | ({} if dsn is None else {f"{PREFIX}DSN": dsn})
-        options = UpOptions(workers, seconds, app_path, environment)
+        options = UpOptions(workers, seconds, app_path, environment, settings.metrics_port)
         if not live:
             report = run(_up, settings, options, console, None)
         else:

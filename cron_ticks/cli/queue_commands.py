@@ -16,8 +16,9 @@ from rich.table import Table
 from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
 from cron_ticks.cli.report import database_clock
 from cron_ticks.errors import CronTicksError, InvalidInputError, MessageNotFoundError
+from cron_ticks.schedules import Priority
 from token_queue import QueueManager
-from token_queue.message import DeadMessage, Priority
+from token_queue.message import DeadMessage
 
 Result = TypeVar("Result")
 

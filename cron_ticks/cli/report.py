@@ -11,11 +11,11 @@ from cron_ticks.database import Database
 
 CLOCK = "SELECT coalesce($1::timestamptz, statement_timestamp())"
 
-# Counted from the messages themselves, not from what the workers say. An occurrence is missed when ticks have been
-# made beyond it and yet there is neither a tick nor a message for it; it is a duplicate when it has several messages;
-# it waits when it is due and has no message yet, but will get one.
+# Counted from the messages themselves, not from what the workers say. An occurrence is missed when ticks have been made
+# beyond it and yet it has neither a tick nor a message nor a run, which stays when the message has gone; it is a
+# duplicate when it has several messages; it waits when it is due and has no message yet, but will get one.
 REPORT = """
-SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
+SELECT schedule.name, schedule.workspace_id, schedule.interval_us, schedule.error,
     coalesce(pending.next_at, cursor.next_tick_needed_at) AS next_at,
     fired.last_at, fired.last_lateness, fired.worst_lateness, fired.messages, fired.duplicates, fired.completed,
     (
@@ -27,6 +27,9 @@ SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
                     / schedule.interval_us)::bigint),
                 ceil(extract(epoch FROM span.until - schedule.anchor_at) * 1000000
                     / schedule.interval_us)::bigint - 1) AS k
+            UNION ALL
+            SELECT schedule.anchor_at
+            WHERE schedule.interval_us IS NULL AND schedule.anchor_at >= span.since AND schedule.anchor_at < span.until
         ) AS expected
         WHERE NOT EXISTS (
                 SELECT FROM {schema}.queue_messages AS message
@@ -34,29 +37,40 @@ SELECT schedule.name, schedule.workspace_id, schedule.interval_us,
             AND NOT EXISTS (
                 SELECT FROM {schema}.cron_ticks AS tick
                 WHERE tick.schedule_id = schedule.id AND tick.scheduled_for = expected.occurrence)
+            AND NOT EXISTS (
+                SELECT FROM {schema}.cron_runs AS run
+                WHERE run.schedule_id = schedule.id AND run.scheduled_for = expected.occurrence)
     ) AS missed,
-    pending.due + greatest(0, 1 + floor(extract(epoch FROM $2::timestamptz - cursor.next_tick_needed_at) * 1000000
-        / schedule.interval_us)::bigint) AS waiting,
-    $2::timestamptz - least(pending.next_at, cursor.next_tick_needed_at) AS oldest_wait
+    pending.due + CASE WHEN cursor.next_tick_needed_at > $2::timestamptz THEN 0
+        ELSE coalesce(1 + floor(extract(epoch FROM $2::timestamptz - cursor.next_tick_needed_at) * 1000000
+            / schedule.interval_us)::bigint, (cursor.next_tick_needed_at <= $2::timestamptz)::int, 0) END AS waiting,
+    coalesce($2::timestamptz - least(pending.first_due, cursor.next_tick_needed_at), interval '0') AS oldest_wait
 FROM {schema}.cron_schedules AS schedule
 JOIN {schema}.cron_schedule_cursors AS cursor ON cursor.schedule_id = schedule.id
 CROSS JOIN LATERAL (
-    SELECT greatest($1::timestamptz, schedule.anchor_at, schedule.updated_at) AS since,
-        least($2::timestamptz, cursor.next_tick_needed_at) AS until
+    SELECT greatest($1::timestamptz, schedule.anchor_at, schedule.updated_at, schedule.starts_at) AS since,
+        -- Without a cursor ticks have been made up to the end, unless the end is not a time.
+        least($2::timestamptz, coalesce(cursor.next_tick_needed_at,
+            CASE WHEN schedule.enabled AND schedule.max_runs IS NULL
+                THEN coalesce(schedule.ends_at, schedule.anchor_at) + interval '1 microsecond'
+                ELSE $1::timestamptz END)) AS until
 ) AS span
 CROSS JOIN LATERAL (
-    SELECT min(execute_at) AS next_at, count(*) FILTER (WHERE due_at <= $2::timestamptz) AS due
+    SELECT min(execute_at) AS next_at, min(due_at) AS first_due,
+        count(*) FILTER (WHERE due_at <= $2::timestamptz) AS due
     FROM {schema}.cron_ticks AS tick
     WHERE tick.schedule_id = schedule.id
 ) AS pending
 CROSS JOIN LATERAL (
-    SELECT max(scheduled_for) AS last_at,
-        (array_agg(inserted_at - scheduled_for ORDER BY scheduled_for DESC))[1] AS last_lateness,
-        max(inserted_at - scheduled_for) AS worst_lateness,
+    SELECT max(message.scheduled_for) AS last_at,
+        (array_agg(run.lateness ORDER BY message.scheduled_for DESC))[1] AS last_lateness,
+        max(run.lateness) AS worst_lateness,
         count(*) AS messages,
-        count(*) - count(DISTINCT scheduled_for) AS duplicates,
+        count(*) - count(DISTINCT message.scheduled_for) AS duplicates,
         count(completed_at) AS completed
     FROM {schema}.queue_messages AS message
+    LEFT JOIN {schema}.cron_runs AS run
+        ON run.schedule_id = message.schedule_id AND run.scheduled_for = message.scheduled_for
     WHERE message.schedule_id = schedule.id AND message.scheduled_for >= $1
 ) AS fired
 ORDER BY schedule.workspace_id NULLS FIRST, schedule.name
@@ -81,7 +95,7 @@ class ScheduleReport:
 
     name: str
     workspace_id: str | None
-    every: timedelta
+    every: timedelta | None  # None: a one-off
     next_at: datetime | None
     last_at: datetime | None
     last_lateness: timedelta | None
@@ -92,13 +106,14 @@ class ScheduleReport:
     missed: int
     waiting: int
     oldest_wait: timedelta
+    error: str | None  # why no more ticks are made
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: seconds, milliseconds and ISO times."""
         return {
             "name": self.name,
             "workspace_id": self.workspace_id,
-            "every_seconds": self.every.total_seconds(),
+            "every_seconds": self.every and self.every.total_seconds(),
             "next_at": self.next_at and self.next_at.isoformat(),
             "last_at": self.last_at and self.last_at.isoformat(),
             "last_lateness_ms": milliseconds(self.last_lateness),
@@ -108,6 +123,7 @@ class ScheduleReport:
             "duplicates": self.duplicates,
             "missed": self.missed,
             "waiting": self.waiting,
+            "error": self.error,
         }
 
 
@@ -150,6 +166,9 @@ class Report:
         """Why this is not what was promised, if it is not."""
         if self.duplicates or self.missed:
             return f"{self.duplicates} duplicate(s), {self.missed} missed"
+        for schedule in self.schedules:
+            if schedule.error is not None:
+                return f"schedule {schedule.name!r} can't be followed: {schedule.error}"
         oldest = max((schedule.oldest_wait for schedule in self.schedules), default=timedelta(0))
         if oldest > LONGEST_WAIT:
             return (
@@ -187,7 +206,7 @@ async def read_report(database: Database, since: datetime, *, now: datetime | No
         ScheduleReport(
             name=row["name"],
             workspace_id=row["workspace_id"],
-            every=timedelta(microseconds=row["interval_us"]),
+            every=None if row["interval_us"] is None else timedelta(microseconds=row["interval_us"]),
             next_at=row["next_at"],
             last_at=row["last_at"],
             last_lateness=row["last_lateness"],
@@ -198,6 +217,7 @@ async def read_report(database: Database, since: datetime, *, now: datetime | No
             missed=row["missed"],
             waiting=row["waiting"],
             oldest_wait=max(timedelta(0), row["oldest_wait"]),
+            error=row["error"],
         )
         for row in rows
     )

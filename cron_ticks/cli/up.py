@@ -18,6 +18,7 @@ from cron_ticks.cli.report import Report, database_clock, read_report, report_ta
 from cron_ticks.database import PASSING_ERRORS, Database
 from cron_ticks.embedded import EmbeddedKeeper
 from cron_ticks.loops import ServiceGroup, backoff_seconds, watch_stop_signals
+from cron_ticks.settings import PREFIX
 from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.up")
@@ -36,6 +37,7 @@ class UpOptions:
     seconds: float | None
     app: str
     environment: Mapping[str, str]
+    metrics_port: int | None = None  # of the first worker
 
 
 class WorkerProcess:
@@ -43,6 +45,9 @@ class WorkerProcess:
 
     def __init__(self, number: int, options: UpOptions, grace: float, log_file: IO[str] | None) -> None:
         self.name = f"worker-{number}"
+        self._environment = dict(options.environment)
+        if options.metrics_port:  # each worker has a port of its own
+            self._environment[f"{PREFIX}METRICS_PORT"] = str(options.metrics_port + number - 1)
         self._options = options
         self._grace = grace
         self._log_file = log_file
@@ -63,7 +68,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=sys.stderr,
             stderr=self._log_file or sys.stderr,
-            env=self._options.environment,
+            env=self._environment,
             start_new_session=True,
         )
         try:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal
+from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
-Priority = Literal["urgent", "high", "normal", "low"]
-PRIORITIES: tuple[Priority, ...] = ("urgent", "high", "normal", "low")  # as the database numbers them
+from cron_ticks.schedules import Priority
 
 PayloadT = TypeVar("PayloadT", default=Any)
 
@@ -18,7 +17,8 @@ class Message(Generic[PayloadT]):
 
     The payload is JSON, or the pydantic model that the handler declares by `Message[Model]`. A message that a schedule
     sent has the headers `schedule_id`, `schedule_name`, `scheduled_for` (the occurrence, ISO 8601 in UTC), `tick_id`,
-    `ticker_id` and `origin`.
+    `attempt` (of the tick: 1, unless it was tried before), `ticker_id` and `origin` (schedule, trigger, backfill or
+    recovery).
     """
 
     id: str
@@ -68,6 +68,14 @@ class SentMany:
 
     sent: int
     duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedWorkspace:
+    """What `delete_workspace()` removed."""
+
+    schedules: int
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)

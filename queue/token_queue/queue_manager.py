@@ -1,14 +1,17 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
-from collections.abc import AsyncIterable, Callable, Collection, Iterable
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+import json
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import structlog
 from pydantic import BaseModel
+from typing_extensions import Unpack
 
 from cron_ticks.database import Connection, Database, Pool, open_database
 from cron_ticks.embedded import EmbeddedServer, embedded_server, use_embedded
@@ -16,11 +19,22 @@ from cron_ticks.errors import CronTicksError, InvalidInputError, MigrationError
 from cron_ticks.logs import configure_logs_unless_done
 from cron_ticks.loops import ServiceHealth
 from cron_ticks.migrator import migrate, pending_migrations
-from cron_ticks.repository import CronRepository
-from cron_ticks.schedules import Schedule, check_count, check_name, define_schedule
+from cron_ticks.repository import CronRepository, Saved
+from cron_ticks.schedules import (
+    Jitter,
+    Priority,
+    Schedule,
+    ScheduleChanges,
+    ScheduleDefinition,
+    Triggered,
+    check_count,
+    check_name,
+    define_schedule,
+    redefine_schedule,
+)
 from cron_ticks.settings import Settings
 from token_queue.handlers import Backoff, Handlers, HandlerT
-from token_queue.message import DeadMessage, Priority, QueueState, Sent, SentMany
+from token_queue.message import DeadMessage, DeletedWorkspace, QueueState, Sent, SentMany
 from token_queue.queue_repository import QueueRepository
 from token_queue.sending import in_chunks, new_message
 from token_queue.worker import Worker
@@ -28,6 +42,7 @@ from token_queue.worker import Worker
 log = structlog.get_logger("token_queue.queue_manager")
 
 LARGEST_PAGE = 10_000
+MOST_DECLARATIONS = 1000
 SERVICE_CONNECTIONS = 5  # of a running worker, beside those of the application's calls
 
 
@@ -58,6 +73,7 @@ class QueueManager:
         self._dsn = dsn if dsn is not None else configured
         self._pool = pool
         self._handlers = Handlers(self.settings)
+        self._declarations = _Declarations()
         self._opened: _Opened | None = None
         self._worker: Worker | None = None
 
@@ -113,7 +129,9 @@ class QueueManager:
                 opening = open_database(self.settings, dsn=dsn, max_size=SERVICE_CONNECTIONS, check=False)
                 services = await stack.enter_async_context(opening)
             queue = QueueRepository(database, "")
-            self._opened = _Opened(stack.pop_all(), database, services, CronRepository(database), queue, embedded)
+            cron = CronRepository(database, self.settings)
+            await cron.make_run_partitions()
+            self._opened = _Opened(stack.pop_all(), database, services, cron, queue, embedded)
         return self
 
     async def __aexit__(
@@ -249,28 +267,95 @@ class QueueManager:
         self,
         queue_name: str,
         *,
-        every: float | timedelta,
+        every: float | timedelta | None = None,
+        at: datetime | None = None,
         payload: Any = None,
         workspace_id: str | None = None,
         name: str | None = None,
+        jitter: Jitter = "default",
+        priority: Priority = "normal",
+        starts_at: datetime | None = None,
+        ends_at: datetime | None = None,
+        max_runs: int | None = None,
         connection: Connection | None = None,
     ) -> Schedule:
-        """Declare that `payload` goes to `queue_name` every so many seconds.
+        """Declare that `payload` goes to `queue_name` every so many seconds, or once at a time.
 
         Idempotent by (workspace, name), and the name defaults to the queue's: any number of pods may declare the
-        same at every start. A changed definition is an edit, which holds from the next occurrence on and never
-        fires by itself. With `connection` it is part of the caller's transaction.
+        same at every start. A changed definition is an edit, which holds from the next occurrence on, keeps the phase
+        and never fires by itself. With `connection` it is part of the caller's transaction.
+
+        The first occurrence is now, or `starts_at`; there is none after `ends_at`, and no more than `max_runs`. Each
+        moves by up to `jitter` either way: a ratio of the interval (0.1 by default, capped), a timedelta, or None.
         """
-        definition = define_schedule(queue_name, every=every, payload=payload, workspace_id=workspace_id, name=name)
-        missed_after = timedelta(seconds=self.settings.missed_after_seconds)
-        saved = await self._open.cron.save_schedule(definition, missed_after=missed_after, connection=connection)
-        if saved.change != "unchanged":
-            _log_schedule(f"schedule_{saved.change}", saved.schedule, connection)
-            if saved.missed:
-                log.warning("occurrences_missed", schedule_id=saved.schedule.id, missed=saved.missed)
-            if self._worker is not None:
-                self._worker.wake_manager()
+        definition = define_schedule(
+            queue_name,
+            every=every,
+            at=at,
+            payload=payload,
+            workspace_id=workspace_id,
+            name=name,
+            jitter=jitter,
+            priority=priority,
+            starts_at=starts_at,
+            ends_at=ends_at,
+            max_runs=max_runs,
+            jitter_cap=self.settings.jitter_cap,
+        )
+        cron = self._open.cron
+        if connection is None:
+            with self._declarations.declared(definition):
+                saved = await cron.save_schedule(definition)
+        else:  # the application's data, which may change
+            saved = await cron.save_schedule(definition, connection=connection)
+        _log_saved(saved, connection)
         return saved.schedule
+
+    async def update_schedule(
+        self, schedule_id: str, *, connection: Connection | None = None, **changes: Unpack[ScheduleChanges]
+    ) -> Schedule:
+        """Change what is given and leave the rest, as an edit by `schedule()` does: `every=`, `payload=` and so on."""
+        check_name("schedule_id", schedule_id)
+        change = partial(redefine_schedule, changes=changes, jitter_cap=self.settings.jitter_cap)
+        saved = await self._open.cron.update_schedule(schedule_id, change, connection=connection)
+        _log_saved(saved, connection)
+        return saved.schedule
+
+    async def update_schedule_interval(
+        self, schedule_id: str, every: float | timedelta, *, connection: Connection | None = None
+    ) -> Schedule:
+        """Change the interval alone; occurrences stay on the grid that begins at the schedule's anchor."""
+        return await self.update_schedule(schedule_id, every=every, connection=connection)
+
+    async def disable_schedule(
+        self, schedule_id: str, *, drop_pending: bool = False, connection: Connection | None = None
+    ) -> Schedule:
+        """Pause a schedule. Ticks that are made already still fire, unless `drop_pending`."""
+        check_name("schedule_id", schedule_id)
+        saved = await self._open.cron.disable_schedule(schedule_id, drop_pending=drop_pending, connection=connection)
+        _log_saved(saved, connection)
+        return saved.schedule
+
+    async def enable_schedule(
+        self, schedule_id: str, *, fire_now: bool = False, connection: Connection | None = None
+    ) -> Schedule:
+        """Go on with a schedule at its next occurrence; with `fire_now` it also fires once at once."""
+        check_name("schedule_id", schedule_id)
+        saved = await self._open.cron.enable_schedule(schedule_id, fire_now=fire_now, connection=connection)
+        _log_saved(saved, connection)
+        return saved.schedule
+
+    async def trigger(self, schedule_id: str, *, connection: Connection | None = None) -> Triggered:
+        """Fire a schedule once now, also a disabled one; its phase and its occurrences stay what they are."""
+        check_name("schedule_id", schedule_id)
+        triggered = await self._open.cron.trigger(schedule_id, connection=connection)
+        log.info(
+            "schedule_triggered",
+            in_callers_transaction=connection is not None,
+            schedule_id=schedule_id,
+            tick_id=triggered.tick_id,
+        )
+        return triggered
 
     async def get_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> Schedule:
         """The schedule of this id; ScheduleNotFoundError if there is none."""
@@ -296,10 +381,30 @@ class QueueManager:
         )
 
     async def delete_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> None:
-        """Remove a schedule with its pending ticks; messages already sent stay."""
+        """Remove a schedule with its pending ticks; messages already sent stay, and so does the ledger."""
         check_name("schedule_id", schedule_id)
         deleted = await self._open.cron.delete_schedule(schedule_id, connection=connection)
+        self._declarations.forget(deleted.workspace_id, deleted.name)
         _log_schedule("schedule_deleted", deleted, connection)
+
+    async def delete_workspace(self, workspace_id: str, *, connection: Connection | None = None) -> DeletedWorkspace:
+        """Remove a workspace with everything in it: schedules, their ticks, and messages in whatever state.
+
+        A handler that is running finds its message gone when it ends. The ledger keeps what happened, without payloads.
+        """
+        check_name("workspace_id", workspace_id)
+        async with self._open.database.transaction(connection) as chosen:
+            schedules = await self._open.cron.delete_workspace(workspace_id, connection=chosen)
+            messages = await self._open.queue.delete_workspace(workspace_id, connection=chosen)
+        self._declarations.forget(workspace_id)
+        log.info(
+            "workspace_deleted",
+            in_callers_transaction=connection is not None,
+            workspace_id=workspace_id,
+            schedules=schedules,
+            messages=messages,
+        )
+        return DeletedWorkspace(schedules, messages)
 
     def stop(self) -> None:
         """Ask `run()` to end, as SIGTERM does."""
@@ -325,6 +430,44 @@ class QueueManager:
     def health(self) -> dict[str, ServiceHealth]:
         """What the background services of a running worker have counted, by name."""
         return {} if self._worker is None else self._worker.health
+
+
+class _Declarations:
+    """What this process has declared: one name with two definitions is a mistake.
+
+    It remembers so many; a process that makes schedules out of its users' data has no use for it.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[tuple[str | None, str], ScheduleDefinition] = {}
+
+    @contextmanager
+    def declared(self, definition: ScheduleDefinition) -> Iterator[None]:
+        """Refuse a name that has another definition here; one that can't be saved was not declared."""
+        key = (definition.workspace_id, definition.name)
+        payload = json.dumps(json.loads(definition.payload_json), sort_keys=True)  # in whatever order it came
+        canonical = replace(definition, payload_json=payload)
+        if self._by_name.get(key, canonical) != canonical:
+            raise InvalidInputError(
+                "name",
+                f"this process has declared {definition.name!r} with another definition: give one of them a name= "
+                "of its own, or change it with update_schedule()",
+            )
+        is_new = key not in self._by_name and len(self._by_name) < MOST_DECLARATIONS
+        if is_new:
+            self._by_name[key] = canonical
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self._by_name.pop(key, None)
+            raise
+
+    def forget(self, workspace_id: str | None, name: str | None = None) -> None:
+        """A schedule was deleted, or all of a workspace."""
+        gone = [key for key in self._by_name if key[0] == workspace_id and name in {None, key[1]}]
+        for key in gone:
+            del self._by_name[key]
 
 
 async def _prepare_schema(database: Database, settings: Settings) -> None:
@@ -353,6 +496,22 @@ def _check_ids(message_ids: Collection[str] | None) -> list[str] | None:
     return [check_name("message_ids", message_id) for message_id in message_ids]
 
 
+def _log_saved(saved: Saved, connection: Connection | None) -> None:
+    if saved.change != "unchanged":
+        _log_schedule(f"schedule_{saved.change}", saved.schedule, connection)
+    if saved.missed:
+        log.warning("occurrences_missed", schedule_id=saved.schedule.id, missed=saved.missed)
+    if saved.back_after is not None:
+        log.warning(
+            "schedule_flip_flop",
+            schedule_id=saved.schedule.id,
+            name=saved.schedule.name,
+            version=saved.schedule.version,
+            seconds_since_other_definition=saved.back_after.total_seconds(),
+            hint="two definitions of one name take turns: are pods of two releases running?",
+        )
+
+
 def _log_schedule(event: str, schedule: Schedule, connection: Connection | None) -> None:
     """In a caller's transaction the event says so: it holds only if the caller commits."""
     log.info(
@@ -362,5 +521,7 @@ def _log_schedule(event: str, schedule: Schedule, connection: Connection | None)
         name=schedule.name,
         workspace_id=schedule.workspace_id,
         queue=schedule.queue_name,
-        every_seconds=schedule.interval.total_seconds(),
+        every_seconds=schedule.interval and schedule.interval.total_seconds(),
+        at=schedule.at and schedule.at.isoformat(),
+        version=schedule.version,
     )

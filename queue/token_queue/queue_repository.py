@@ -18,6 +18,7 @@ from token_queue.sending import COPY_COLUMNS, NewMessage
 LONGEST_ERROR = 10_000
 LONGEST_TRACEBACK = 20_000
 DEAD_BATCH = 1000
+LONG_DEADLINE_SECONDS = 3600.0  # of a statement that reads all messages
 SHORTEST_COPY = 100  # messages: fewer are as well inserted
 THE_BEGINNING = datetime.min.replace(tzinfo=UTC)
 
@@ -25,7 +26,7 @@ THE_BEGINNING = datetime.min.replace(tzinfo=UTC)
 class QueueSink:
     """Our own queue as a sink of the cron."""
 
-    insert_from_taken = sql.INSERT_FROM_TAKEN
+    insert_from_fired = sql.INSERT_FROM_FIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,13 @@ class QueueRepository:
             [handler.queue_name for handler in handlers],
             [handler.options.retention for handler in handlers],
             limit,
+        )
+        return len(rows)
+
+    async def delete_workspace(self, workspace_id: str, *, connection: Connection) -> int:
+        """Remove a workspace's messages; how many there were."""
+        rows = await self._database.fetch(
+            sql.DELETE_WORKSPACE, workspace_id, connection=connection, deadline_seconds=LONG_DEADLINE_SECONDS
         )
         return len(rows)
 

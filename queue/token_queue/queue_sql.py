@@ -7,20 +7,22 @@ What is looked for by id says coalesce(completed_at, dlq_at) IS NULL, so that no
 index of unfinished messages instead of the key.
 """
 
-# The queue's part of the firing statement: a message per taken tick, with the tick's ULID.
-INSERT_FROM_TAKEN = """
-    INSERT INTO {schema}.queue_messages
-        (id, queue_name, workspace_id, payload, headers, schedule_id, scheduled_for, process_after, inserted_at)
-    SELECT 'msg_' || substr(taken.id, 6), taken.queue_name, taken.workspace_id, taken.payload,
+# The queue's part of the firing statement: a message per tick that passed the gate, in the order of being due.
+INSERT_FROM_FIRED = """
+    INSERT INTO {schema}.queue_messages (id, queue_name, workspace_id, payload, headers, priority, schedule_id,
+        scheduled_for, process_after, inserted_at)
+    SELECT fired.message_id, fired.queue_name, fired.workspace_id, fired.payload,
         jsonb_build_object(
-            'schedule_id', taken.schedule_id,
-            'schedule_name', taken.schedule_name,
-            'scheduled_for', to_char(taken.scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-            'tick_id', taken.id,
+            'schedule_id', fired.schedule_id,
+            'schedule_name', fired.schedule_name,
+            'scheduled_for', to_char(fired.scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+            'tick_id', fired.id,
+            'attempt', fired.attempts + 1,
             'ticker_id', pass.ticker_id,
-            'origin', 'schedule'),
-        taken.schedule_id, taken.scheduled_for, pass.instant, pass.instant
-    FROM taken, pass
+            'origin', fired.origin),
+        fired.priority, fired.schedule_id, fired.scheduled_for, pass.instant, pass.instant
+    FROM fired, pass
+    ORDER BY fired.due_at
 """
 
 # Wakes workers up, and only if one of the queue sleeps: NOTIFY makes commits wait for each other.
@@ -591,3 +593,6 @@ SELECT last.*, (SELECT count(*) FROM purged) AS changed, '{}'::text[] AS queues
 FROM last
 """
 )
+
+# A workspace's messages in whatever state. Tokens of its pairs are let go of by their holders, or run out.
+DELETE_WORKSPACE = "DELETE FROM {schema}.queue_messages WHERE workspace_id = $1 RETURNING 1"

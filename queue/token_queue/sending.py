@@ -9,16 +9,15 @@ from pydantic import BaseModel
 
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.ids import new_message_id
-from cron_ticks.schedules import check_name, check_payload
-from token_queue.message import PRIORITIES, OutgoingMessage
+from cron_ticks.schedules import RANKS, check_name, check_payload, check_priority
+from token_queue.message import OutgoingMessage
 
 LONGEST_DELAY = timedelta(days=36_525)
 LARGEST_HEADERS_BYTES = 65_536
 CHUNK = 1000  # messages of a send_many() per statement
 CHUNK_CHARACTERS = 4_000_000  # or as soon as their payloads are so long
 
-_RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
-NORMAL = PRIORITIES.index("normal")
+NORMAL = RANKS["normal"]
 
 
 @dataclass(slots=True)
@@ -98,13 +97,6 @@ def check_headers(field: str, value: object) -> str:
     if len(text.encode()) > LARGEST_HEADERS_BYTES:
         raise InvalidInputError(field, f"must be at most {LARGEST_HEADERS_BYTES} bytes as JSON; is this a payload?")
     return text
-
-
-def check_priority(field: str, value: object) -> int:
-    """The database's number for a level."""
-    if not isinstance(value, str) or value not in _RANKS:
-        raise InvalidInputError(field, f"must be one of {', '.join(PRIORITIES)}, not {value!r}")
-    return _RANKS[value]
 
 
 def check_process_after(field: str, value: object) -> tuple[datetime | None, timedelta | None]:

@@ -3,14 +3,17 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 import anyio
 import structlog
 
+from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.loops import Pause
-from cron_ticks.repository import CronRepository, FiredTick
+from cron_ticks.metrics import Metrics
+from cron_ticks.repository import CronRepository
+from cron_ticks.rows import FiredTick
 from cron_ticks.settings import Settings
 from token_queue.hand import MOST_PAIRS, Hand, Pair
 from token_queue.handlers import Handlers
@@ -80,6 +83,7 @@ class MessageTicker:
         writer: OutcomeWriter,
         pause: Pause,
         hears: Callable[[], bool] = lambda: False,
+        metrics: Metrics | None = None,
     ) -> None:
         self._cron = cron
         self._queue = queue
@@ -92,11 +96,14 @@ class MessageTicker:
         self._writer = writer
         self._pause = pause
         self._hears = hears
+        self._metrics = Metrics() if metrics is None else metrics
         self._sink = QueueSink()
         self._lease_length = timedelta(seconds=settings.lease_seconds)
         self._interval = settings.ticker_interval_ms / 1000
         self._wakefulness = Wakefulness()
         self._fire_at = self._ask_at = self._beat_at = 0.0
+        self._due_known = False  # whether there is a tick for `_fire_at`
+        self._fired_pairs: set[tuple[str, str | None]] = set()  # whose holders may not know of it
         self._look_at = 0.0  # when something known becomes due
 
     async def run_once(self) -> float:
@@ -107,47 +114,100 @@ class MessageTicker:
         finally:  # trouble with ticks is none of the messages'
             if self._handlers and not self._pause.stopping:
                 await self._take_messages()
+                await self._wake_holders()
         return self._seconds_to_sleep()
 
-    def notice(self, queue_name: str) -> None:
-        """A message was sent to this queue."""
-        if queue_name in self._by_queue:
-            for pair in self._hand.pairs.values():
-                if pair.handler.queue_name == queue_name:
-                    pair.fetch_at = 0.0
+    def notice(self, notice: str) -> None:
+        """Ticks were made that are due soon, or a message was sent to the queue of this name."""
+        if notice == TICKS_NOTICE:
+            self.reconsider()
+        elif notice in self._by_queue:
+            self._fetch_again({notice})
             self._pause.wake()
 
-    def note_ticks_made(self) -> None:
-        """This process has made ticks: ask anew when the next is due."""
-        self._fire_at = 0.0
+    def reconsider(self) -> None:
+        """What was known of the next tick may not hold any more: ask anew."""
+        self._fire_at, self._due_known = 0.0, False
         self._pause.wake()
 
+    def _fetch_again(self, queues: Collection[str]) -> None:
+        for pair in self._hand.pairs.values():
+            if pair.handler.queue_name in queues:
+                pair.fetch_at = 0.0
+
     async def _fire_due_ticks(self) -> None:
-        due_in = await self._cron.next_due_in()
+        known = self._due_known and time.monotonic() >= self._fire_at
+        self._fire_at = math.inf  # unless a notice comes while we ask
+        due_in = timedelta(0) if known else await self._cron.next_due_in()
+        taken = 0
         if due_in is not None and due_in <= timedelta(0):
-            await self._drain_ticks()
+            taken = await self._drain_ticks()
             due_in = await self._cron.next_due_in()
         longest = self._settings.ticker_idle_seconds if self._hears() else self._interval
-        known = math.inf if due_in is None else due_in.total_seconds()
+        wait = math.inf if due_in is None else due_in.total_seconds()
+        if wait <= 0:  # it became due meanwhile; or it is in others' hands, who may keep it for long
+            wait = self._interval / 10 if taken else self._interval
         now = time.monotonic()
-        # What is due and still there is in another ticker's hands.
-        self._fire_at = now + min(known if known > 0 else self._interval / 10, 1.5 * longest)
+        self._due_known = wait <= 1.5 * longest and self._fire_at == math.inf
+        self._fire_at = min(self._fire_at, now + min(wait, 1.5 * longest))
         self._ask_at = now + longest / 2  # with the next look for messages, so that both come together
 
-    async def _drain_ticks(self) -> None:
+    async def _drain_ticks(self) -> int:
+        """Fire what is due now, the most urgent first; what becomes due meanwhile is for the next pass."""
         limit = self._settings.ticker_batch_size
+        due_until = None
+        total = 0
+        woken: set[str] = set()
         while True:
-            fired = await self._cron.fire_due_ticks(self._sink, ticker_id=self._ticker_id, limit=limit)
-            if fired:
-                _log_fired(fired)
-                await self._wake_others(fired)
-            if len(fired) < limit:
-                return
+            begun = time.monotonic()
+            taken = await self._cron.fire_due_ticks(
+                self._sink, ticker_id=self._ticker_id, limit=limit, due_until=due_until
+            )
+            if taken:
+                due_until = taken[0].due_until
+                self._metrics.lease_duration.observe([time.monotonic() - begun])
+                fired = [tick for tick in taken if tick.passed]
+                self._note(fired, [tick for tick in taken if not tick.passed])
+                woken |= await self._wake_others(fired, woken)
+            total += len(taken)
+            if len(taken) < limit:
+                break
+        if total > limit:  # whoever was woken up by the first batches may have found nothing more
+            await self._queue.wake_workers(sorted(woken))
+        return total
 
-    async def _wake_others(self, fired: Sequence[FiredTick]) -> None:
-        """Those who sleep don't know of messages that this process can't handle, or not all at once."""
-        queues = {tick.queue_name for tick in fired}
-        if len(fired) > self._settings.message_concurrency or not queues <= self._by_queue.keys():
+    def _note(self, fired: Sequence[FiredTick], refused: Sequence[FiredTick]) -> None:
+        lateness = [max(0.0, tick.lateness.total_seconds()) for tick in fired]
+        self._metrics.note_fired([tick.origin for tick in fired], lateness)
+        self._metrics.refused.inc(len(refused))
+        _log_refused(refused)
+        if fired:
+            log.info("ticks_fired", ticks=len(fired), lateness_max_ms=round(max(lateness) * 1000, 1))
+        if self._settings.log_level == "debug":  # a line per tick is not for free
+            _log_fired(fired)
+
+    async def _wake_others(self, fired: Sequence[FiredTick], woken: Collection[str]) -> set[str]:
+        """Those who sleep don't know of messages that this process can't handle, or not all at once.
+
+        Returns the queues whose workers were woken up, which need not be done at each batch.
+        """
+        pairs = {(tick.queue_name, tick.workspace_id) for tick in fired}
+        queues = {queue_name for queue_name, _ in pairs}
+        self._fired_pairs |= {pair for pair in pairs if pair[0] in self._by_queue}
+        self._fetch_again(queues)
+        if len(fired) <= self._settings.message_concurrency and queues <= self._by_queue.keys():
+            return set()
+        news = queues.difference(woken)
+        if news:
+            await self._queue.wake_workers(sorted(news))
+        return news
+
+    async def _wake_holders(self) -> None:
+        """Of the pairs that we fired for and could not lease: whoever holds one may think that nothing is left."""
+        held = {(pair.handler.queue_name, pair.workspace_id) for pair in self._hand.pairs.values()}
+        queues = {queue_name for queue_name, _ in self._fired_pairs - held}
+        self._fired_pairs.clear()
+        if queues:
             await self._queue.wake_workers(sorted(queues))
 
     async def _take_messages(self) -> None:
@@ -199,14 +259,7 @@ class MessageTicker:
         if not pairs:
             return
         share = max(1, self._hand.room() // len(pairs))
-        wanted = [self._wanted(pair, share) for pair in pairs]
-        for pair in pairs:
-            pair.fetching = True
-        try:
-            fetched = await self._queue.fetch(wanted, suspects=not self._hand.suspect)
-        finally:
-            for pair in pairs:
-                pair.fetching = False
+        fetched = await self._fetched(pairs, share)
         for pair in pairs:
             if pair.token_id not in fetched:
                 self._hand.lose(pair)
@@ -218,12 +271,27 @@ class MessageTicker:
             pair.fetched = True
             # What is left behind for now, as suspects are, is for others if we have nothing else of the pair.
             pair.drained = taken.drained or not (taken.messages or pair.in_hand)
-            pair.fetch_at = now + self._next_fetch_in(taken)
+            pair.fetch_at = min(pair.fetch_at, now + self._next_fetch_in(taken))
         self._writer.wake()
+
+    async def _fetched(self, pairs: Sequence[Pair], share: int) -> dict[str, Fetched]:
+        wanted = [self._wanted(pair, share) for pair in pairs]
+        for pair in pairs:
+            pair.fetching = True
+            pair.fetch_at = math.inf  # unless a notice comes meanwhile
+        try:
+            return await self._queue.fetch(wanted, suspects=not self._hand.suspect)
+        except BaseException:
+            for pair in pairs:
+                pair.fetch_at = 0.0
+            raise
+        finally:
+            for pair in pairs:
+                pair.fetching = False
 
     def _next_fetch_in(self, taken: Fetched) -> float:
         """A message that is due later is known; one that is sent comes with a NOTIFY, if we hear them."""
-        longest = math.inf if self._hears() else self._interval
+        longest = self._settings.ticker_idle_seconds if self._hears() else self._interval
         return longest if taken.due_in is None else min(longest, taken.due_in.total_seconds())
 
     def _wanted(self, pair: Pair, share: int) -> Wanted:
@@ -272,9 +340,14 @@ class TokenRenewal:
         return self._settings.lease_renewal_seconds
 
 
+def _log_refused(refused: Sequence[FiredTick]) -> None:
+    """Occurrences that had fired before: the gate stopped them."""
+    for tick in refused:
+        scheduled_for = tick.scheduled_for.isoformat()
+        log.warning("tick_refused", tick_id=tick.id, schedule_id=tick.schedule_id, scheduled_for=scheduled_for)
+
+
 def _log_fired(fired: Sequence[FiredTick]) -> None:
-    latest = max(tick.lateness for tick in fired)
-    log.info("ticks_fired", ticks=len(fired), lateness_max_ms=round(latest.total_seconds() * 1000, 1))
     for tick in fired:
         log.debug(
             "tick_fired",

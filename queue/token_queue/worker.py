@@ -10,8 +10,10 @@ from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import PASSING_ERRORS, Database
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer
 from cron_ticks.ids import new_ticker_id
+from cron_ticks.ledger import LedgerKeeper
 from cron_ticks.listener import Listener
 from cron_ticks.loops import Pause, ServiceGroup, ServiceHealth, watch_stop_signals
+from cron_ticks.metrics import Metrics, served
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import Settings
@@ -41,12 +43,12 @@ class Worker:
         self.ticker_id = new_ticker_id()
         self.health: dict[str, ServiceHealth] = {}
         self._database = database
-        self._cron = CronRepository(database)
+        self._cron = CronRepository(database, settings)
+        self._metrics = Metrics()
         self._queue = QueueRepository(database, self.ticker_id)
         self._handlers = handlers
         self._settings = settings
         self._embedded = embedded
-        self._manager_pause = Pause()
         self._stop_requested = anyio.Event()
         self._working = anyio.CancelScope()
         self._hand = Hand(handlers.all(), concurrency=settings.message_concurrency, most=settings.message_batch_size)
@@ -55,14 +57,10 @@ class Worker:
         """Ask the run to end."""
         self._stop_requested.set()
 
-    def wake_manager(self) -> None:
-        """Look at the schedules now: one has changed."""
-        self._manager_pause.wake()
-
     async def run(self, *, handle_signals: bool) -> None:
         """Run until stopped or cancelled; tokens are renewed and outcomes written for as long as handlers run."""
         with structlog.contextvars.bound_contextvars(ticker_id=self.ticker_id):
-            async with anyio.create_task_group() as support_tasks:
+            async with served(self._metrics, self._settings), anyio.create_task_group() as support_tasks:
                 support = ServiceGroup(support_tasks, self.health)
                 if handle_signals:
                     await support_tasks.start(watch_stop_signals, self.stop, self._working.cancel)
@@ -97,14 +95,15 @@ class Worker:
                 writer=writer,
                 pause=ticker_pause,
                 hears=lambda: listener.hears,
+                metrics=self._metrics,
             )
-            listener = Listener(self._database, self.ticker_id, on_notice=ticker.notice, on_change=ticker_pause.wake)
-            manager = ScheduleManager(self._database, self._cron, settings, on_made=ticker.note_ticks_made)
+            listener = Listener(self._database, self.ticker_id, on_notice=ticker.notice, on_change=ticker.reconsider)
             support.start(TokenRenewal(self._hand, lanes, self._queue, settings))
             support.start(listener)
-            work.start(manager, self._manager_pause)
+            work.start(ScheduleManager(self._database, self._cron, settings, self._metrics))
             work.start(ticker, ticker_pause)
-            work.start(CleanupWorker(self._cron, settings))
+            work.start(CleanupWorker(self._cron, settings, self._metrics))
+            work.start(LedgerKeeper(self._cron))
             work.start(QueueMaintenance(self._queue, self._handlers, settings))
             log.info("worker_started", queues=self._handlers.queues())
             await self._stop_requested.wait()
