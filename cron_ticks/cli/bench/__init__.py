@@ -2,15 +2,17 @@
 
 import json
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from cron_ticks.cli.bench.rounds import MEASURES, OWN_CONTENDERS, Contender, Figures, run_rounds
+from cron_ticks.cli.bench import fire
+from cron_ticks.cli.bench.rounds import MEASURES, OWN_CONTENDERS, Contender, run_rounds
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
 from cron_ticks.errors import InvalidInputError
@@ -19,6 +21,9 @@ from cron_ticks.settings import Settings
 bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
 
 Messages = Annotated[int, typer.Option(help="Messages per measure; a tenth of them one by one.", min=100)]
+Ticks = Annotated[int, typer.Option(help="Due ticks per drain.", min=2000, max=100_000)]
+PerSecond = Annotated[int, typer.Option(help="Ticks a second of the steady load.", min=10, max=10_000)]
+SteadySeconds = Annotated[float, typer.Option(help="How long the steady load is measured.", min=1, max=3600)]
 Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
 Only = Annotated[str, typer.Option(help="Only measures whose name begins so.", show_default=False)]
 BenchDsn = Annotated[
@@ -48,26 +53,52 @@ def bench_queue(
     show_queue_figures(OWN_CONTENDERS, messages, rounds, dsn, only=only, as_json=as_json)
 
 
+@bench_app.command("fire")
+def bench_fire(  # noqa: PLR0917 - typer's way of declaring options
+    ticks: Ticks = 20_000,
+    per_second: PerSecond = 1000,
+    seconds: SteadySeconds = 20,
+    rounds: Rounds = 5,
+    only: Only = "",
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """Firing: due ticks into messages, beside the bare statement in turn, and lateness under a steady load."""
+    load = fire.Load(ticks, per_second, seconds)
+    measure = partial(fire.run_fire_rounds, load=load, rounds=rounds)
+    _show_figures(measure, fire.MEASURES, dsn, only=only, as_json=as_json)
+
+
 def show_queue_figures(
     contenders: tuple[Contender, ...], messages: int, rounds: int, dsn: str | None, *, only: str, as_json: bool
 ) -> None:
     """Run the rounds and print what came out."""
+    measure = partial(run_rounds, contenders=contenders, messages=messages, rounds=rounds)
+    _show_figures(measure, MEASURES, dsn, only=only, as_json=as_json)
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Shown(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+    def table(self) -> Table: ...
+
+
+def _show_figures(
+    measure: Callable[..., Awaitable[_Shown]], known: Sequence[_Named], dsn: str | None, *, only: str, as_json: bool
+) -> None:
     console = Console(stderr=True)
     with reported_errors(), console.status("starting") as status:
         settings = load_settings(dsn)
-        measures = [measure for measure in MEASURES if measure.name.startswith(only)]
+        measures = [measure for measure in known if measure.name.startswith(only)]
         if not measures:
-            names = ", ".join(measure.name for measure in MEASURES)
+            names = ", ".join(measure.name for measure in known)
             raise InvalidInputError("--only", f"no measure begins with {only!r}; there are: {names}")
-        measure = partial(
-            run_rounds,
-            contenders=contenders,
-            measures=measures,
-            messages=messages,
-            rounds=rounds,
-            progress=status.update,
-        )
-        figures = run(_on_server, settings, dsn, measure)
+        figures = run(_on_server, settings, dsn, partial(measure, measures=measures, progress=status.update))
     if as_json:
         typer.echo(json.dumps(figures.as_json()))
     else:
@@ -75,7 +106,7 @@ def show_queue_figures(
         Console(width=output.width if output.is_terminal else REPORT_WIDTH).print(figures.table())
 
 
-async def _on_server(settings: Settings, dsn: str | None, measure: Callable[[str], Awaitable[Figures]]) -> Figures:
+async def _on_server(settings: Settings, dsn: str | None, measure: Callable[[str], Awaitable[_Shown]]) -> _Shown:
     if dsn is not None:
         return await measure(dsn)
     with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:

@@ -1,31 +1,25 @@
 """Runs contenders in turn, round after round, on one server, and says what came out."""
 
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import anyio
-import asyncpg
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from rich import box
 from rich.table import Table
 
-from cron_ticks.errors import CronTicksError, DatabaseUnavailableError
-from cron_ticks.settings import PREFIX
+from cron_ticks.cli.bench.machine import LONGEST_LINE, describe_machine, environment_with, fresh_database, started
+from cron_ticks.errors import CronTicksError
 
 BATCH = 1000
 SENDERS = 8
-LONGEST_LINE = 65_536
 
 
 @dataclass(frozen=True)
@@ -99,36 +93,23 @@ class Course:
         """Ask for something while consumers run; the answer, and theirs."""
         async with AsyncExitStack() as stack:
             command = self._command("consume", "--messages", str(messages))
-            started = [await stack.enter_async_context(self._start(command)) for _ in range(processes)]
-            lines = [BufferedByteReceiveStream(_output(process)) for process in started]
+            consumers = [await stack.enter_async_context(started(command, self._environment)) for _ in range(processes)]
+            lines = [BufferedByteReceiveStream(_output(process)) for process in consumers]
             for reader in lines:
                 await reader.receive_until(b"ready\n", LONGEST_LINE)
-            for process in started:
+            for process in consumers:
                 await _tell(process, b"go\n")
             answer = await self.ask(*asked)
-            for process in started:
+            for process in consumers:
                 await _tell(process, b"stop\n")
             return answer, [json.loads(await reader.receive_until(b"\n", LONGEST_LINE)) for reader in lines]
 
     @property
     def _environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        return inherited | dict(self.contender.environment)
+        return environment_with(self.contender.environment)
 
     def _command(self, command: str, *options: str) -> list[str]:
         return [*self.contender.command, command, "--dsn", self.dsn, *options]
-
-    @asynccontextmanager
-    async def _start(self, command: list[str]) -> AsyncIterator[Process]:
-        process = await anyio.open_process(command, env=self._environment, stderr=None)
-        try:
-            yield process
-            await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-            with anyio.CancelScope(shield=True):
-                await process.aclose()
 
 
 MEASURES = (
@@ -185,7 +166,10 @@ class Figures:
         """For people: the median with the range, and our ratio to it."""
         rounds = len(next(iter(next(iter(self.rates.values())).values())))
         caption = f"messages a second, median of {rounds} rounds (lowest to highest); ratio: ours to theirs, per round"
-        table = Table(title="cron-ticks bench queue", caption=caption, box=box.SIMPLE_HEAD)
+        return self.fill(Table(title="cron-ticks bench queue", caption=caption, box=box.SIMPLE_HEAD))
+
+    def fill(self, table: Table) -> Table:
+        """A column per contender, a row per measure."""
         table.add_column("")
         for name, version in self.versions.items():
             table.add_column(f"{name} {version}", justify="right")
@@ -216,7 +200,10 @@ async def run_rounds(
         measure.name: {contender.name: [] for contender in contenders} for measure in measures
     }
     async with AsyncExitStack() as stack:
-        courses = [await stack.enter_async_context(_course(dsn, contender)) for contender in contenders]
+        courses = [
+            Course(contender, await stack.enter_async_context(fresh_database(dsn, contender.name)))
+            for contender in contenders
+        ]
         versions = {course.contender.name: (await course.ask("setup"))["version"] for course in courses}
         for number in range(rounds):
             for measure in measures:
@@ -226,54 +213,6 @@ async def run_rounds(
                     rates[measure.name][course.contender.name].append(await measure.run(course, count))
         machine = await describe_machine(dsn)
     return Figures(rates, versions, machine, messages)
-
-
-@asynccontextmanager
-async def _course(dsn: str, contender: Contender) -> AsyncIterator[Course]:
-    """A fresh database for the contender, dropped in the end."""
-    database = f"cron_ticks_bench_{os.getpid()}_{''.join(filter(str.isalnum, contender.name)).lower()}"
-    try:
-        connection = await asyncpg.connect(dsn)
-        await connection.execute(f'CREATE DATABASE "{database}"')
-    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise DatabaseUnavailableError(f"no database can be made on that server: {error}. Check --dsn.") from error
-    try:
-        try:
-            yield Course(contender, urlunsplit(urlsplit(dsn)._replace(path=f"/{database}")))
-        finally:
-            with anyio.CancelScope(shield=True):
-                await connection.execute(f'DROP DATABASE "{database}" WITH (FORCE)')
-    finally:
-        await connection.close()
-
-
-async def describe_machine(dsn: str) -> dict[str, Any]:
-    """What a figure means nothing without."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        server = await connection.fetchval("SHOW server_version")
-        durable = await connection.fetchval(
-            "SELECT current_setting('fsync') = 'on' AND current_setting('synchronous_commit') = 'on'"
-        )
-    finally:
-        await connection.close()
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "postgresql": server,
-        "durable": durable,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
 
 
 def _output(process: Process) -> Any:

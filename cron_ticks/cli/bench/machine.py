@@ -1,0 +1,88 @@
+"""What every measure needs: a fresh database on the server, processes, and a description of the machine."""
+
+import os
+import platform
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import asyncpg
+from anyio.abc import Process
+
+from cron_ticks.errors import DatabaseUnavailableError
+from cron_ticks.settings import PREFIX
+
+LONGEST_LINE = 65_536
+
+
+@asynccontextmanager
+async def fresh_database(dsn: str, label: str) -> AsyncIterator[str]:
+    """The DSN of a fresh database on the server, dropped in the end."""
+    database = f"cron_ticks_bench_{os.getpid()}_{''.join(filter(str.isalnum, label)).lower()}"
+    try:
+        connection = await asyncpg.connect(dsn)
+        await connection.execute(f'CREATE DATABASE "{database}"')
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DatabaseUnavailableError(f"no database can be made on that server: {error}. Check --dsn.") from error
+    try:
+        try:
+            yield urlunsplit(urlsplit(dsn)._replace(path=f"/{database}"))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.execute(f'DROP DATABASE "{database}" WITH (FORCE)')
+    finally:
+        await connection.close()
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """Our environment without the settings in it: figures are those of the default settings."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return inherited | dict(variables)
+
+
+@asynccontextmanager
+async def started(
+    command: Sequence[str], environment: Mapping[str, str], *, stderr: int | None = None
+) -> AsyncIterator[Process]:
+    """A process that ends by itself in the end, or is killed on an error."""
+    process = await anyio.open_process(command, env=environment, stderr=stderr)
+    try:
+        yield process
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+
+
+async def describe_machine(dsn: str) -> dict[str, Any]:
+    """What a figure means nothing without."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        server = await connection.fetchval("SHOW server_version")
+        durable = await connection.fetchval(
+            "SELECT current_setting('fsync') = 'on' AND current_setting('synchronous_commit') = 'on'"
+        )
+    finally:
+        await connection.close()
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "postgresql": server,
+        "durable": durable,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
