@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from cron_ticks.cli.bench import fire
+from cron_ticks.cli.bench.fire_tables import open_tables
 from cron_ticks.cli.bench.rounds import MEASURES, Figures
+from cron_ticks.errors import CronTicksError
 from support.processes import Processes
 
 
@@ -23,6 +26,44 @@ async def test_every_measure_of_both_contenders_has_a_figure_per_round(dsn: str,
             assert all(rate > 0 for rate in figures["per_second"])
 
 
+async def test_firing_is_measured_beside_the_bare_statement_and_under_a_steady_load(
+    dsn: str, processes: Processes
+) -> None:
+    """It fails by itself if an occurrence has no message or two."""
+    size = ("--ticks", "2000", "--per-second", "50", "--seconds", "1", "--rounds", "1")
+    running = await processes.cron_ticks("bench", "fire", *size, "--json", "--dsn", dsn)
+    report = json.loads(await running.output(110))
+    assert await running.wait() == 0, running.errors
+    assert report["ticks"] == 2000
+    assert set(report["measures"]) == {measure.name for measure in fire.MEASURES if measure.compared}
+    for by_contender in report["measures"].values():
+        assert set(by_contender) == {"cron_ticks", "bare SQL"}
+        assert all(figures["per_second"][0] > 0 for figures in by_contender.values())
+    (lateness,) = report["steady"]["rounds"]
+    assert 0 < lateness["ticks"] <= 100
+    assert 0 <= lateness["p50_ms"] <= lateness["p99_ms"] <= lateness["max_ms"]
+    assert report["steady"]["p99_ms"]["median"] == lateness["p99_ms"]
+
+
+async def test_a_process_that_can_not_start_says_why(dsn: str) -> None:
+    """Our own connection works, the worker's doesn't."""
+    async with open_tables(dsn) as tables:
+        course = fire.Course("cron_ticks", dsn.replace("/test_", "/no_test_"), tables)
+        with pytest.raises(CronTicksError, match=r"(?s)ended too early.*Check the DSN"):
+            await course.drain(2000, 1)
+
+
+def test_lateness_is_shown_beside_the_rates() -> None:
+    rates = {"drain, 1 process": {"cron_ticks": [10.0, 8.0], "bare SQL": [10.0, 10.0]}}
+    figures = Figures(rates, {"cron_ticks": "1", "bare SQL": "1"}, {}, 2000)
+    steady = [{"p50_ms": 1.0, "p99_ms": 5.0, "max_ms": 9.0}, {"p50_ms": 3.0, "p99_ms": 7.0, "max_ms": 8.0}]
+    shown = fire.FireFigures(figures, steady, fire.Load(2000, 1000, 20), 2)
+    columns = [list(column.cells) for column in shown.table().columns]
+    assert columns[0][1:] == [f"steady, 1,000 a second, {name}" for name in ("p50", "p99", "max")]
+    assert columns[1][1] == "2.0 ms (1.0 to 3.0)"
+    assert columns[2][0] == "10 (10 to 10)\nratio 0.90 (0.80 to 1.00)"
+
+
 def test_ratios_are_taken_round_by_round() -> None:
     rates = {"send": {"cron_ticks": [10.0, 40.0, 90.0], "other": [10.0, 10.0, 10.0]}}
     figures = Figures(rates, {"cron_ticks": "1", "other": "2"}, {}, 100)
@@ -33,11 +74,15 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(("--rounds", "0"), "--rounds"), (("--dsn", "postgresql://127.0.0.1:1/x"), "error: no database can be made")],
+    [
+        (("queue", "--rounds", "0"), "--rounds"),
+        (("queue", "--dsn", "postgresql://127.0.0.1:1/x"), "error: no database can be made"),
+        (("fire", "--only", "fill"), "error: --only: no measure begins with 'fill'; there are: drain, 1 process"),
+    ],
 )
 async def test_what_can_not_be_measured_is_an_error(
     processes: Processes, arguments: tuple[str, ...], says: str
 ) -> None:
-    running = await processes.cron_ticks("bench", "queue", *arguments)
+    running = await processes.cron_ticks("bench", *arguments)
     assert await running.wait() != 0
     assert any(says in line for line in running.errors)

@@ -9,6 +9,7 @@ import pytest
 
 import cron_ticks
 import token_queue
+from cron_ticks.repository import CronRepository
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +28,23 @@ def test_both_packages_are_typed() -> None:
     for package in (cron_ticks, token_queue):
         assert package.__file__ is not None
         assert (Path(package.__file__).parent / "py.typed").exists()
+
+
+def test_the_repository_holds_the_operations_of_the_design() -> None:
+    """Under the names that a reader of the design looks for."""
+    for name in (
+        "create_schedule",
+        "find_schedules_needing_ticks",
+        "create_ticks",
+        "batch_lease_ticks",
+        "delete_tick",
+        "delete_expired_ticks",
+        "delete_orphaned_ticks",
+        "update_next_tick_needed",
+        "disable_schedule",
+        "delete_schedule",
+    ):
+        assert callable(getattr(CronRepository, name))
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")

@@ -1,26 +1,39 @@
 """What README.md shows is what happens."""
 
+import ast
+import inspect
 import json
 import re
 import shutil
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import asyncpg
 import pytest
+import yaml
 
 from cron_ticks.cli.main import app as command_line
+from cron_ticks.metrics import Metrics
+from cron_ticks.migrator import render_script
 from cron_ticks.settings import PREFIX, Settings
 from support.processes import Processes
 from support.watching import watching
+from token_queue import Message, QueueManager
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def page_of(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
 
 
 def test_it_opens_with_the_two_commands() -> None:
@@ -79,8 +92,7 @@ async def test_the_example_is_an_app_for_the_worker_command(
 async def test_the_example_of_messages_does_what_its_page_says(
     dsn: str, connection: Any, tmp_path: Path, processes: Processes
 ) -> None:
-    page = (ROOT / "docs" / "how-to" / "messages.md").read_text(encoding="utf-8")
-    (tmp_path / "app.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], encoding="utf-8")
+    (tmp_path / "app.py").write_text(blocks("python", page_of("how-to/messages"))[0], encoding="utf-8")
     running = await processes.start(sys.executable, "app.py", environment={"CRON_TICKS_DSN": dsn}, folder=tmp_path)
     async with watching(dsn, "queue_messages") as watch:
         await watch.until("SELECT count(completed_at) = 4 AND count(dlq_at) = 2 FROM queue_messages")
@@ -90,6 +102,120 @@ async def test_the_example_of_messages_does_what_its_page_says(
         assert line in printed
     dead = await connection.fetch("SELECT error_message FROM queue_messages WHERE dlq_at IS NOT NULL ORDER BY 1")
     assert [row["error_message"][:25] for row in dead] == ["invoice 3: nothing to pay", "the payload doesn't fit I"]
+
+
+async def test_the_example_of_schedules_does_what_its_page_says(dsn: str, tmp_path: Path, processes: Processes) -> None:
+    (tmp_path / "app.py").write_text(blocks("python", page_of("how-to/schedules"))[0], encoding="utf-8")
+    running = await processes.start(sys.executable, "app.py", environment={"CRON_TICKS_DSN": dsn}, folder=tmp_path)
+    async with watching(dsn, "queue_messages") as watch:
+        await watch.until("SELECT count(completed_at) = 2 FROM queue_messages")
+    running.send(signal.SIGTERM)
+    printed = sorted((await running.output()).splitlines())
+    assert printed == [f"{origin}: hourly-sales {{'kind': 'sales'}}" for origin in ("schedule", "trigger")]
+
+
+def promised(piece: str) -> list[str]:
+    """What the comments behind print() say; in a loop, one after the other."""
+    found = re.findall(r"^( *)print\(.*\)  # (.*)$", piece, re.MULTILINE)
+    return [line for indent, comment in found for line in (comment.split(", ") if indent else [comment])]
+
+
+async def test_the_pieces_of_schedules_print_what_their_comments_say(dsn: str, connection: Any) -> None:
+    await connection.execute("CREATE TABLE customers (id int)")
+    printed: list[str] = []
+    names: dict[str, Any] = {"print": lambda *values: printed.append(" ".join(map(str, values)))}
+    async with QueueManager(dsn) as queue_manager, asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
+        names |= {"queue_manager": queue_manager, "pool": pool}
+        for piece in blocks("python", page_of("how-to/schedules"))[1:]:
+            code = compile(piece, "schedules.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            assert isinstance(code, CodeType)
+            if inspect.isawaitable(result := eval(code, names)):  # noqa: S307 - our own page
+                await result
+            assert printed == promised(piece)
+            printed.clear()
+
+
+@pytest.mark.parametrize("name", ["how-to/schedules", "reference/metrics"])
+async def test_the_questions_of_a_page_are_sql(connection: Any, name: str) -> None:
+    statements = blocks("sql", page_of(name))
+    assert statements
+    for statement in statements:
+        await connection.fetch(statement)
+
+
+async def test_a_silent_schedule_is_found_by_the_question_for_it(dsn: str, connection: Any) -> None:
+    question = blocks("sql", page_of("reference/metrics"))[0]
+    async with QueueManager(dsn) as queue_manager:
+        silent = await queue_manager.schedule("silent", every=60)
+        await queue_manager.schedule("new", every=60)
+    assert await connection.fetch(question) == []
+    await connection.execute(
+        "UPDATE cron_schedules SET anchor_at = anchor_at - interval '1 hour',"
+        " updated_at = updated_at - interval '1 hour' WHERE id = $1",
+        silent.id,
+    )
+    assert [row["id"] for row in await connection.fetch(question)] == [silent.id]
+
+
+def test_every_metric_is_documented_with_its_type() -> None:
+    rows = re.findall(r"^\| `(cron_ticks_\w+)` \| (\w+) \|", page_of("reference/metrics"), re.MULTILINE)
+    kinds = {metric.name + ("_total" if metric.type == "counter" else ""): metric.type for metric in collected()}
+    assert dict(rows) == kinds
+
+
+def test_alerts_and_questions_name_metrics_that_exist() -> None:
+    page = page_of("reference/metrics")
+    [rules] = [yaml.safe_load(text) for text in blocks("yaml", page)]
+    alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    known = {metric.name for metric in collected()}
+    for expression in [*alerts, *blocks("promql", page)]:
+        named = re.findall(r"cron_ticks_\w+", expression)
+        assert named
+        assert {re.sub("_(total|bucket)$", "", name) for name in named} <= known
+
+
+def collected() -> list[Any]:
+    return list(Metrics().registry.collect())
+
+
+async def test_the_rights_that_a_dba_grants_are_enough_for_a_worker(empty_dsn: str) -> None:
+    """Those of the page and no others, where functions are not for everybody either."""
+    connection = await asyncpg.connect(empty_dsn)
+    await connection.execute("CREATE ROLE cron_ticks_worker LOGIN")
+    try:
+        await connection.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+        await connection.execute(render_script("cron"))
+        for grant in blocks("sql", page_of("how-to/dba-applies-migrations")):
+            await connection.execute(grant)
+        await work_with_few_rights(empty_dsn.replace("postgres@", "cron_ticks_worker@"))
+        assert await connection.fetchval("SELECT to_regclass('cron.cron_runs_20200101') IS NOT NULL")
+        assert await connection.fetchval("SELECT count(*) FROM cron.cron_runs WHERE outcome = 'disabled'") > 0
+    finally:
+        await connection.execute("DROP OWNED BY cron_ticks_worker")
+        await connection.execute("DROP ROLE cron_ticks_worker")
+        await connection.close()
+
+
+async def work_with_few_rights(dsn: str) -> None:
+    """A bit of everything, until a message of 2020 was handled: its run needs a partition of its own."""
+    manager = QueueManager(settings=Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False))
+    errors: list[str | None] = []
+
+    @manager.handler("late")
+    async def handle(_message: Message) -> None:
+        errors.extend(health.last_error for health in manager.health.values() if health.errors)
+        manager.stop()
+
+    async with manager:
+        every = await manager.schedule("other", every=1, workspace_id="ws_A")
+        await manager.update_schedule_interval(every.id, 2)
+        await manager.disable_schedule(every.id, drop_pending=True)
+        await manager.enable_schedule(every.id, fire_now=True)
+        await manager.delete_schedule((await manager.schedule("other", every=5)).id)
+        await manager.delete_workspace("ws_A")
+        await manager.schedule("late", at=datetime(2020, 1, 1, tzinfo=UTC))
+        await manager.run(handle_signals=False)
+    assert errors == []
 
 
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.sql
 
 async def fire_for_a_while(database: Database, settings: Settings) -> datetime:
     """A schedule of one second, begun ten seconds ago, fired up to now: eleven occurrences."""
-    repository = CronRepository(database)
+    repository = CronRepository(database, settings)
     now = await database_clock(database)
     begun = now - timedelta(seconds=10)
-    definition = define_schedule("queue", every=1, workspace_id="ws")
-    await repository.save_schedule(definition, missed_after=timedelta(minutes=1), now=begun)
+    definition = define_schedule("queue", every=1, jitter=None, workspace_id="ws")
+    await repository.save_schedule(definition, now=begun)
     await ScheduleManager(database, repository, settings).run_once()
     await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_me", limit=1000, now=now)
     return begun
@@ -39,9 +39,13 @@ async def test_all_is_well(database: Database, settings: Settings) -> None:
 
 async def test_a_tick_removed_by_hand_is_missed(database: Database, settings: Settings, connection: Any) -> None:
     since = await fire_for_a_while(database, settings)
-    await connection.execute(
-        "DELETE FROM queue_messages WHERE scheduled_for IN (SELECT scheduled_for FROM queue_messages OFFSET 3 LIMIT 2)"
+    removed = await connection.fetch(
+        """DELETE FROM queue_messages WHERE scheduled_for IN (SELECT scheduled_for FROM queue_messages OFFSET 3 LIMIT 2)
+        RETURNING id"""
     )
+    kept_in_the_ledger = await read_report(database, since)  # as what was completed long ago is
+    assert (kept_in_the_ledger.missed, kept_in_the_ledger.problem) == (0, None)
+    await connection.execute("DELETE FROM cron_runs WHERE message_id = ANY ($1)", [row["id"] for row in removed])
     report = await read_report(database, since)
     assert (report.missed, report.duplicates) == (2, 0)
     assert report.problem == "0 duplicate(s), 2 missed"
@@ -59,28 +63,63 @@ async def test_a_message_put_in_twice_is_a_duplicate(database: Database, setting
     assert report.problem == "1 duplicate(s), 0 missed"
 
 
-async def test_what_is_due_for_a_long_time_and_not_fired_is_a_problem(database: Database, settings: Settings) -> None:
-    repository = CronRepository(database)
+async def test_what_is_due_for_a_long_time_and_not_fired_is_a_problem(
+    database: Database, settings: Settings, connection: Any
+) -> None:
+    repository = CronRepository(database, settings)
     now = await database_clock(database)
     since = now - timedelta(seconds=15)
-    definition = define_schedule("queue", every=6)
-    await repository.save_schedule(definition, missed_after=timedelta(minutes=1), now=since)
-    without_ticks = await read_report(database, since, now=now)
-    assert without_ticks.waiting == 3
-    await ScheduleManager(database, repository, settings).run_once()
+    await repository.save_schedule(define_schedule("queue", every=6, jitter=None), now=since)
     with_ticks = await read_report(database, since, now=now)
     assert (with_ticks.waiting, with_ticks.missed) == (3, 0)
     assert with_ticks.problem is not None
     assert "3 occurrence(s) are due and not fired, the oldest for 15 s" in with_ticks.problem
-    assert without_ticks.problem == with_ticks.problem
+    await connection.execute("DELETE FROM cron_ticks")
+    await connection.execute("UPDATE cron_schedule_cursors SET next_tick_needed_at = $1", since)
+    without_ticks = await read_report(database, since, now=now)
+    assert (without_ticks.waiting, without_ticks.problem) == (3, with_ticks.problem)
 
 
-async def test_what_is_due_since_a_moment_is_no_problem(database: Database) -> None:
+async def test_what_is_not_expected_is_not_missed(database: Database, settings: Settings) -> None:
+    """One-offs, ends, and ticks dropped by disabling."""
+    repository = CronRepository(database, settings)
+    now = await database_clock(database)
+    begun = now - timedelta(seconds=10)
+    await repository.save_schedule(define_schedule("once", at=begun), now=begun)
+    await repository.save_schedule(define_schedule("ended", every=1, ends_at=begun + timedelta(seconds=3)), now=begun)
+    await repository.save_schedule(define_schedule("counted", every=1, max_runs=2), now=begun)
+    dropped = await repository.save_schedule(define_schedule("dropped", every=1), now=begun)
+    await repository.disable_schedule(dropped.schedule.id, drop_pending=True, now=now)
+    assert (await read_report(database, begun, now=now)).waiting == 7
+    await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_me", limit=1000, now=now)
+    report = await read_report(database, begun, now=now)
+    assert {schedule.name: schedule.fired for schedule in report.schedules} == {
+        "once": 1,
+        "ended": 4,
+        "counted": 2,
+        "dropped": 0,
+    }
+    assert (report.missed, report.duplicates, report.waiting, report.problem) == (0, 0, 0, None)
+    assert report_table(report).row_count == 4
+    assert {schedule["every_seconds"] for schedule in report.as_json()["schedules"]} == {None, 1.0}
+
+
+async def test_a_schedule_that_can_not_be_followed_is_a_problem(
+    database: Database, settings: Settings, connection: Any
+) -> None:
+    since = await fire_for_a_while(database, settings)
+    await connection.execute("UPDATE cron_schedules SET error = 'OverflowError: too far'")
+    report = await read_report(database, since)
+    assert report.problem == "schedule 'queue' can't be followed: OverflowError: too far"
+    assert report.as_json()["schedules"][0]["error"] == "OverflowError: too far"
+
+
+async def test_what_is_due_since_a_moment_is_no_problem(database: Database, settings: Settings) -> None:
     """A run that was stopped in its first second, say."""
     now = await database_clock(database)
     since = now - timedelta(seconds=2)
-    definition = define_schedule("queue", every=1)
-    await CronRepository(database).save_schedule(definition, missed_after=timedelta(minutes=1), now=since)
+    definition = define_schedule("queue", every=1, jitter=None)
+    await CronRepository(database, settings).save_schedule(definition, now=since)
     report = await read_report(database, since, now=now)
     assert (report.fired, report.problem) == (0, None)
     assert report.waiting == 3

@@ -33,6 +33,21 @@ def quick() -> QueueManager:
     return handling(anyio.lowlevel.checkpoint)
 
 
+def quiet() -> QueueManager:
+    """Handles a message at once and says nothing, because there are many."""
+    manager = QueueManager()
+
+    @manager.handler("queue")
+    async def handle(_: Message) -> None: ...
+
+    return manager
+
+
+def without_handlers() -> QueueManager:
+    """Makes ticks and fires them; its messages wait for somebody else."""
+    return QueueManager()
+
+
 def until_told() -> QueueManager:
     """Handles a message until a line comes on standard input."""
     return handling(lambda: anyio.to_thread.run_sync(sys.stdin.readline))

@@ -129,10 +129,15 @@ class Processes:
         command = (sys.executable, "-m", "cron_ticks.cli", *arguments)
         return await self.start(*command, environment=environment, folder=folder)
 
-    async def worker(self, dsn: str, app: str = "quick", **settings: str) -> RunningProcess:
-        """`cron-ticks worker` with an application of `support.apps`, once it has started."""
+    async def worker(
+        self, dsn: str, app: str = "quick", others: Mapping[str, str] | None = None, /, **settings: str
+    ) -> RunningProcess:
+        """`cron-ticks worker` with an application of `support.apps`, once it has started.
+
+        `others` are environment variables that are no settings.
+        """
         variables = {f"CRON_TICKS_{name.upper()}": value for name, value in settings.items()}
-        environment = {"CRON_TICKS_DSN": dsn, "PYTHONPATH": str(TESTS), **variables}
+        environment = {"CRON_TICKS_DSN": dsn, "PYTHONPATH": str(TESTS), **variables, **(others or {})}
         worker = await self.cron_ticks("worker", "--app", f"support.apps:{app}", environment=environment)
         await worker.wait_for("worker_started")
         return worker

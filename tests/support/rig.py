@@ -9,6 +9,7 @@ import anyio
 
 from cron_ticks.database import Database
 from cron_ticks.loops import Pause
+from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
 from cron_ticks.settings import Settings
 from token_queue.hand import Hand
@@ -60,7 +61,13 @@ def handling(function: Callable[..., Any], queue: str = "queue", **options: Any)
 
 @asynccontextmanager
 async def rig(
-    database: Database, handlers: Handlers, *, worker_id: str = "ticker_me", **changes: Any
+    database: Database,
+    handlers: Handlers,
+    *,
+    worker_id: str = "ticker_me",
+    metrics: Metrics | None = None,
+    hears: bool = False,
+    **changes: Any,
 ) -> AsyncIterator[Rig]:
     """The parts of a worker; when the block ends, its handlers have ended too and everything is written."""
     settings = Settings.load(**changes)
@@ -73,7 +80,7 @@ async def rig(
         async with anyio.create_task_group() as tasks:
             lanes = Lanes(hand, writer, tasks=tasks, most=most, ticker_pause=ticker_pause)
             ticker = MessageTicker(
-                CronRepository(database),
+                CronRepository(database, settings),
                 queue,
                 handlers,
                 settings,
@@ -82,6 +89,8 @@ async def rig(
                 lanes=lanes,
                 writer=writer,
                 pause=ticker_pause,
+                hears=lambda: hears,
+                metrics=metrics,
             )
             yield Rig(queue, hand, writer, ticker, TokenRenewal(hand, lanes, queue, settings))
     finally:

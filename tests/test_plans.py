@@ -1,0 +1,149 @@
+"""Query plans: the cost follows what is due, never what exists, whatever the statistics say."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cron_ticks import schedule_sql, tick_sql
+from cron_ticks.database import Database
+from cron_ticks.tick_repository import firing_statement
+from token_queue.queue_repository import QueueSink
+
+pytestmark = pytest.mark.sql
+
+BATCH = 100
+MOST_BUFFERS = 60 * BATCH  # of a statement about a batch: each row has its places in some indexes
+MOST_BUFFERS_OF_ONE = 200  # of a statement about one schedule
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MANY = [f"cron_{number}" for number in range(1, BATCH + 1)]
+LATER = [NOW + timedelta(days=1)] * BATCH
+
+# Schedules far from due, but for the first BATCH; a tick for every tenth of them, the first BATCH of them due.
+FILL = (
+    """INSERT INTO cron_schedules (id, workspace_id, name, queue_name, payload, interval_us, anchor_at, jitter_us,
+        created_at, updated_at)
+    SELECT 'cron_' || k, CASE WHEN k % 2 = 0 THEN 'ws_' || k % 1000 END, k, 'queue', '{}', 86400000000,
+        $2::timestamptz + k * interval '1 second', 30000000, $2, $2
+    FROM generate_series(1, $1::int) AS k""",
+    """INSERT INTO cron_schedule_cursors (schedule_id, next_tick_needed_at)
+    SELECT id, anchor_at - interval '100 seconds' FROM cron_schedules WHERE $1 > 0 AND $2::timestamptz IS NOT NULL""",
+    """INSERT INTO cron_ticks (id, schedule_id, schedule_name, queue_name, payload, scheduled_for, execute_at, due_at,
+        created_at)
+    SELECT 'tick_' || k, 'cron_' || k, k, 'queue', '{}', moment, moment, moment, $2
+    FROM generate_series(1, $1::int / 10) AS k,
+        LATERAL (SELECT $2::timestamptz + (k - 100) * interval '1 second' AS moment) AS due""",
+    """INSERT INTO cron_runs (schedule_id, scheduled_for, version, origin, outcome, ended_at, attempts)
+    SELECT 'cron_' || k, $2::timestamptz - interval '1 hour', 1, 'schedule', 'enqueued', $2, 1
+    FROM generate_series(1, $1::int / 10) AS k""",
+)
+
+STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
+    # generation
+    "CURSOR_IN_WINDOW": (tick_sql.CURSOR_IN_WINDOW, (timedelta(seconds=0), 1, 0, NOW)),
+    "LOCK_CURSORS_IN_WINDOW": (
+        tick_sql.LOCK_CURSORS_IN_WINDOW,
+        (timedelta(seconds=0), BATCH, 1, 0, NOW, "10s", None),
+    ),
+    "LOCK_CURSORS_IN_WINDOW of one": (
+        tick_sql.LOCK_CURSORS_IN_WINDOW,
+        (timedelta(seconds=0), BATCH, 1, 0, NOW, "10s", "cron_7"),
+    ),
+    "RULES": (tick_sql.RULES, (MANY,)),
+    "CREATE_TICKS": (
+        tick_sql.CREATE_TICKS,
+        ([f"tick_new_{number}" for number in range(BATCH)], MANY, LATER, NOW, timedelta(0)),
+    ),
+    "FIND_TICKS": (tick_sql.FIND_TICKS, (MANY, LATER)),
+    "UPDATE_NEXT_TICK_NEEDED": (tick_sql.UPDATE_NEXT_TICK_NEEDED, (MANY, LATER, [1] * BATCH)),
+    # firing
+    "FIRE_DUE_TICKS": (firing_statement(QueueSink.insert_from_fired), ("ticker_x", BATCH, NOW, None)),
+    "LEASE_DUE_TICKS": (tick_sql.LEASE_DUE_TICKS, ("ticker_x", BATCH, NOW, timedelta(seconds=10))),
+    "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW,)),
+    "DELETE_TICK": (tick_sql.DELETE_TICK, ("tick_7", "ticker_x", NOW)),
+    "DELETE_EXPIRED_TICKS": (tick_sql.DELETE_EXPIRED_TICKS, (timedelta(0), 3, BATCH, NOW)),
+    # changing a schedule and planning it anew
+    "FIND_SCHEDULE": (schedule_sql.FIND_SCHEDULE, (None, "777", "{}", NOW)),
+    "FIND_SCHEDULE of a workspace": (schedule_sql.FIND_SCHEDULE, ("ws_778", "778", "{}", NOW)),
+    "LOCK_SCHEDULE": (schedule_sql.LOCK_SCHEDULE, ("cron_777",)),
+    "LOCK_CURSORS": (schedule_sql.LOCK_CURSORS, (["cron_777"],)),
+    "LOCK_TICKS": (schedule_sql.LOCK_TICKS, (["cron_777"],)),
+    "HORIZON": (schedule_sql.HORIZON, ("cron_777", NOW - timedelta(hours=2))),
+    "DELETE_FUTURE_TICKS": (schedule_sql.DELETE_FUTURE_TICKS, ("cron_777", NOW)),
+    "EDIT_SCHEDULE": (
+        schedule_sql.EDIT_SCHEDULE,
+        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, NOW, NOW, 0),
+    ),
+    "IS_BACK": (schedule_sql.IS_BACK, ("cron_777", 3)),
+    "MOVE_CURSOR": (schedule_sql.MOVE_CURSOR, ("cron_777", NOW, 0)),
+    "SWITCH_SCHEDULE": (schedule_sql.SWITCH_SCHEDULE, ("cron_777", False, NOW, NOW, 0)),
+    "DROP_TICKS": (schedule_sql.DROP_TICKS, (["cron_777"], "a test", NOW)),
+    "FORGET_DROPPED": (schedule_sql.FORGET_DROPPED, ("cron_777", NOW - timedelta(hours=2))),
+    "SHARE_SCHEDULE": (schedule_sql.SHARE_SCHEDULE, ("cron_777", NOW)),
+    "PLACE_TICK": (schedule_sql.PLACE_TICK, ("cron_777", "tick_new", NOW)),
+    "MARK_BROKEN": (schedule_sql.MARK_BROKEN, ("cron_777", 1, "a test", NOW)),
+    "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW)),
+}
+OF_A_BATCH = {
+    "LOCK_CURSORS_IN_WINDOW",
+    "LOCK_CURSORS_IN_WINDOW of one",  # found among those in the window
+    "RULES",
+    "CREATE_TICKS",
+    "FIND_TICKS",
+    "UPDATE_NEXT_TICK_NEEDED",
+    "FIRE_DUE_TICKS",
+    "LEASE_DUE_TICKS",
+}
+
+
+def scans(node: dict[str, Any]) -> list[str]:
+    """Tables that the plan reads from end to end."""
+    here = [node["Relation Name"]] if node["Node Type"] == "Seq Scan" else []
+    return here + [name for child in node.get("Plans", []) for name in scans(child)]
+
+
+def buffers(node: dict[str, Any]) -> int:
+    """What a plan touches; parts that change rows on their own are counted twice rather than not at all."""
+    own = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
+    apart = [child for child in node.get("Plans", []) if child.get("Subplan Name", "").startswith("CTE")]
+    return int(own) + sum(buffers(child) for child in apart)
+
+
+async def costs(database: Database) -> dict[str, tuple[int, list[str]]]:
+    """Buffers and whole tables that each statement reads, run for real and rolled back."""
+    found = {}
+    async with database.connection() as connection:
+        for name, (text, arguments) in STATEMENTS.items():
+            transaction = connection.transaction()
+            await transaction.start()
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {database.sql(text)}"
+            (plan,) = json.loads(await connection.fetchval(explain, *arguments))
+            await transaction.rollback()
+            root = plan["Plan"]
+            found[name] = (buffers(root), scans(root))
+    return found
+
+
+def check(found: dict[str, tuple[int, list[str]]]) -> None:
+    assert {name: tables for name, (_, tables) in found.items() if tables} == {}
+    most = {name: MOST_BUFFERS if name in OF_A_BATCH else MOST_BUFFERS_OF_ONE for name in found}
+    assert {name: touched for name, (touched, _) in found.items() if touched > most[name]} == {}
+
+
+@pytest.mark.soak(small=20_000, full=1_000_000)
+async def test_no_statement_of_the_engine_reads_what_it_has_no_business_with(
+    database: Database, connection: Any, size: int
+) -> None:
+    for table in ("cron_schedules", "cron_schedule_cursors", "cron_ticks"):
+        await connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
+    await connection.execute("SELECT cron_make_run_partition(date '2025-12-31' + k) FROM generate_series(0, 2) AS k")
+    await connection.execute("ANALYZE")
+    for statement in FILL:
+        await connection.execute(statement, size, NOW, timeout=600)
+    unanalysed = await costs(database)
+    figures = ", ".join(f"{name} {touched}" for name, (touched, _) in unanalysed.items())
+    print(f"\n{size} schedules, {size // 10} ticks, a batch of {BATCH}; buffers: {figures}")  # noqa: T201
+    check(unanalysed)
+    await connection.execute("ANALYZE", timeout=600)
+    check(await costs(database))
