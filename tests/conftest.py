@@ -21,6 +21,8 @@ from support.servers import TestServer, program_folder
 hypothesis.settings.register_profile("steady", deadline=None)
 hypothesis.settings.load_profile("steady")
 
+crashes: list[str] = []  # of the servers that tests share, which none of them asked for
+
 ALL_VERSIONS = (18, 16, 15)
 NEWEST = 18
 
@@ -59,6 +61,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in crashes:
+        terminalreporter.write_line(line)
     if config.getoption("--no-skips") and terminalreporter.stats.get("skipped"):
         terminalreporter.write_line("FAILED: tests were skipped, and --no-skips was given", red=True)
 
@@ -93,6 +97,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         asyncio.run(started.make_template())
         yield started
     finally:
+        lines = (embedded.cluster.folder / "server.log").read_text(errors="replace").splitlines()
+        for number, line in enumerate(lines):
+            if "terminated by signal" in line:
+                crashes.extend([f"PostgreSQL {version} crashed:", *lines[max(0, number - 5) : number + 5]])
         embedded.release()
 
 
