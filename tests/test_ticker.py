@@ -69,6 +69,27 @@ async def test_a_notice_that_comes_while_it_fetches_is_not_forgotten(
         done.set()
 
 
+async def test_a_firing_that_fails_is_tried_again_with_the_next_pass(
+    database: Database, settings: Settings, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not only when the ticker would have asked anyway, seconds later."""
+    repository = CronRepository(database, settings)
+    async with rig(database, handling(handle), hears=True) as worker:
+        await worker.ticker.run_once()
+        await repository.save_schedule(define_schedule("queue", every=3600))
+        worker.ticker.notice(TICKS_NOTICE)
+
+        async def fail(*_arguments: Any, **_options: Any) -> Any:
+            raise ConnectionResetError
+
+        monkeypatch.setattr(CronRepository, "fire_due_ticks", fail)
+        with pytest.raises(ConnectionResetError):
+            await worker.ticker.run_once()
+        monkeypatch.undo()
+        await worker.ticker.run_once()
+    assert await connection.fetchval("SELECT count(*) FROM cron_runs") == 1
+
+
 async def test_when_listen_goes_deaf_the_next_tick_is_asked_for_at_once(database: Database) -> None:
     async with rig(database, handling(handle), hears=True) as worker:
         assert await worker.ticker.run_once() > 0

@@ -138,11 +138,15 @@ class MessageTicker:
     async def _fire_due_ticks(self) -> None:
         known = self._due_known and time.monotonic() >= self._fire_at
         self._fire_at = math.inf  # unless a notice comes while we ask
-        due_in = timedelta(0) if known else await self._cron.next_due_in()
-        taken = 0
-        if due_in is not None and due_in <= timedelta(0):
-            taken = await self._drain_ticks()
-            due_in = await self._cron.next_due_in()
+        try:
+            due_in = timedelta(0) if known else await self._cron.next_due_in()
+            taken = 0
+            if due_in is not None and due_in <= timedelta(0):
+                taken = await self._drain_ticks()
+                due_in = await self._cron.next_due_in()
+        except BaseException:
+            self._fire_at, self._due_known = 0.0, False  # with the next pass, which is as far off as trouble makes it
+            raise
         longest = self._settings.ticker_idle_seconds if self._hears() else self._interval
         wait = math.inf if due_in is None else due_in.total_seconds()
         if wait <= 0:  # it became due meanwhile; or it is in others' hands, who may keep it for long
