@@ -1,9 +1,23 @@
 """A distributed cron on PostgreSQL: schedules, ticks and the services that make them."""
 
-__version__ = "0.1.0"
-
 from cron_ticks.errors import CronTicksError
+from cron_ticks.release import __version__
+from cron_ticks.rows import LeasedTick
 from cron_ticks.schedules import Schedule, Triggered
 from cron_ticks.settings import Settings
+from cron_ticks.sinks import RejectTick, UnknownOutcome
+from cron_ticks.user_sinks import Constant, FunctionSink, TableSink
 
-__all__ = ["CronTicksError", "Schedule", "Settings", "Triggered", "__version__"]
+__all__ = [
+    "Constant",
+    "CronTicksError",
+    "FunctionSink",
+    "LeasedTick",
+    "RejectTick",
+    "Schedule",
+    "Settings",
+    "TableSink",
+    "Triggered",
+    "UnknownOutcome",
+    "__version__",
+]

@@ -32,6 +32,9 @@ class CleanupWorker:
         self._metrics.orphaned.inc(orphaned)
         if expired or orphaned:
             log.info("cleaned_up", expired_ticks=expired, orphaned_ticks=orphaned)
+        unserved = await self._repository.unserved_sinks()
+        if unserved:
+            log.warning("sinks_unserved", sinks=unserved)
         return self._settings.cleanup_interval_seconds
 
     async def _drain(self, remove: Callable[..., Awaitable[int]]) -> int:

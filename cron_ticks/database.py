@@ -45,6 +45,14 @@ IDLE_SECONDS = 60.0
 SPARE_POOL_SIZE = 4  # an application's pool of this size has a connection to spare for LISTEN
 
 
+LONGEST_ERROR = 10_000
+
+
+def storable(text: str, longest: int = LONGEST_ERROR) -> str:
+    """A text that PostgreSQL can keep: no NUL, no lone surrogates, not endless."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:longest]
+
+
 def in_schema(text: str, schema: str) -> str:
     """The text with `{schema}` replaced; settings allow no quotes in the name."""
     return text.replace("{schema}", f'"{schema}"')

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter as TallyCounter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 
@@ -65,6 +65,26 @@ class Metrics:
             registry=registry,
         )
         self.missed = Counter("cron_ticks_missed", "Occurrences found too late to be made up.", registry=registry)
+        self.overlapped = Counter(
+            "cron_ticks_overlapped",
+            "Occurrences skipped, because the message before was unfinished.",
+            registry=registry,
+        )
+        self.not_sent = Counter(
+            "cron_ticks_not_sent", "Attempts to send a tick that failed.", ["sink"], registry=registry
+        )
+        self.failed = Counter("cron_ticks_failed", "Ticks given up after their attempts.", ["sink"], registry=registry)
+        self.recovered = Counter(
+            "cron_ticks_recovered",
+            "Delivered ticks that a dead or hanging attempt had left.",
+            ["sink"],
+            registry=registry,
+        )
+        self.messages_removed = Counter(
+            "cron_ticks_messages_removed",
+            "Completed messages removed when their retention was over.",
+            registry=registry,
+        )
         self.expired = Counter("cron_ticks_expired", "Ticks whose last lease ran out.", registry=registry)
         self.orphaned = Counter(
             "cron_ticks_orphaned", "Ticks removed because their schedule is gone.", registry=registry
@@ -87,6 +107,23 @@ class Metrics:
         """Occurrences that become no message."""
         counter.inc(occurrences)
         self._lost += occurrences
+
+    def begin(self, sink: str) -> None:
+        """There is nothing to count of a sink yet: alerts need to see that too."""
+        for counter in (self.not_sent, self.failed, self.recovered):
+            counter.labels(sink)
+
+    def note_overlapped(self, origins: Sequence[str]) -> None:
+        """Ticks that became no message, because the one before was unfinished."""
+        self.overlapped.inc(len(origins))
+        self._lost += sum(origin != "trigger" for origin in origins)  # which nobody expected
+
+    def note_not_sent(self, sink: str, over: Mapping[str, bool]) -> None:
+        """Ticks by id that could not be sent, and whether that was the last attempt."""
+        self.not_sent.labels(sink).inc(len(over))
+        given_up = sum(over.values())
+        self.failed.labels(sink).inc(given_up)
+        self._lost += given_up
 
     def note_fired(self, origins: Sequence[str], lateness_seconds: Sequence[float]) -> None:
         """A batch of ticks that became messages."""

@@ -11,9 +11,9 @@ import asyncpg
 import structlog
 from packaging.version import Version
 
-import cron_ticks
 from cron_ticks.database import Connection, Database, in_schema
 from cron_ticks.errors import MigrationError
+from cron_ticks.release import __version__
 
 log = structlog.get_logger("cron_ticks.migrator")
 
@@ -95,7 +95,7 @@ class Migration:
 
 def migrations_folder() -> Path:
     """In the wheel the files lie inside the package, in a checkout beside it."""
-    package = Path(cron_ticks.__file__).parent
+    package = Path(__file__).parent
     for folder in (package / "migrations", package.parent / "migrations"):
         if folder.is_dir():
             return folder
@@ -135,7 +135,7 @@ def render_script(schema: str, *, after: int = 0) -> str:
 
 
 async def pending_migrations(
-    database: Database, *, connection: Connection | None = None, release: str = cron_ticks.__version__
+    database: Database, *, connection: Connection | None = None, release: str = __version__
 ) -> list[Migration]:
     """What `migrate` would apply; raises if this release is too old for the schema. Changes nothing."""
     async with database.connection(connection) as chosen:
@@ -153,7 +153,7 @@ async def pending_migrations(
     return [migration for migration in known_migrations() if migration.number not in numbers]
 
 
-async def migrate(database: Database, *, release: str = cron_ticks.__version__) -> list[Migration]:
+async def migrate(database: Database, *, release: str = __version__) -> list[Migration]:
     """Apply what is pending, all in one transaction. Processes that come at the same time wait and find it done."""
     if not await pending_migrations(database, release=release):
         return []

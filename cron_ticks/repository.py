@@ -295,8 +295,13 @@ class CronRepository(TickRepository):
         return Held(schedule, next_needed, planned, ticks, instant, fired)
 
     async def _lock_ticks(self, schedule_ids: Sequence[str], connection: Connection) -> list[PendingTick]:
-        rows = await self.database.fetch(schedule_sql.LOCK_TICKS, schedule_ids, connection=connection)
-        return [PendingTick(*row) for row in rows]
+        """All of them. A firing may have put one back while we waited for it, so it is looked for once more."""
+        before: list[asyncpg.Record] | None = None
+        while True:
+            rows = await self.database.fetch(schedule_sql.LOCK_TICKS, schedule_ids, connection=connection)
+            if rows == before:
+                return [PendingTick(*row) for row in rows]
+            before = rows
 
     async def _make_overdue_ticks(self, held: Held, boundary: datetime, connection: Connection) -> Plan:
         """A change holds for occurrences after the boundary; those before it that no manager has made are kept."""

@@ -4,12 +4,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import asyncpg
 
 from cron_ticks.occurrences import MICROSECOND, Plan, Timetable
-from cron_ticks.schedules import PRIORITIES, Schedule, ScheduleDefinition, rule_of
+from cron_ticks.schedules import PRIORITIES, Delivery, Priority, Schedule, ScheduleDefinition, rule_of
+
+COMPARED = (
+    *("queue_name", "interval", "at", "jitter_ratio", "priority", "starts_at", "ends_at", "max_runs"),
+    *("sink", "delivery", "overlap", "max_attempts", "max_age", "backoff"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class PendingTick:
     origin: str
     due_at: datetime
     attempts: int
+    waiting: bool
 
     @property
     def of_the_rule(self) -> bool:
@@ -48,11 +54,22 @@ class PendingTick:
 
     def due_by(self, instant: datetime) -> bool:
         """Whether it is due already, or somebody has begun with it."""
-        return self.of_the_rule and (self.due_at <= instant or self.attempts > 0)
+        # The last, because what nobody may take over is due at 'infinity', which can't be compared.
+        return self.of_the_rule and (self.attempts > 0 or self.waiting or self.due_at <= instant)
+
+
+class DueTick(NamedTuple):
+    """A tick that a firing would take."""
+
+    id: str
+    attempts: int
+
+
+TickOutcome = Literal["enqueued", "overlapped", "waiting", "refused"]
 
 
 class FiredTick(NamedTuple):
-    """A tick that was taken; it has become a message if it passed the gate. There are many of them: it is made fast."""
+    """A tick that was taken, and what became of it. There are many of them: it is made fast."""
 
     id: str
     schedule_id: str
@@ -62,13 +79,27 @@ class FiredTick(NamedTuple):
     scheduled_for: datetime
     origin: str
     lateness: timedelta
-    passed: bool  # False: the occurrence has fired before
+    outcome: TickOutcome  # refused: the occurrence has fired before
     due_until: datetime  # what was due at this instant is what the pass drains
+
+    @property
+    def passed(self) -> bool:
+        """Whether it has become a message."""
+        return self.outcome == "enqueued"
+
+
+class DeliveredTick(NamedTuple):
+    """A tick that an outside sink has taken."""
+
+    id: str
+    origin: str
+    lateness: timedelta
+    recovery: bool
 
 
 @dataclass(frozen=True)
 class LeasedTick:
-    """A tick in the hands of whoever leased it."""
+    """A tick in the hands of whoever leased it, as an outside sink gets it."""
 
     id: str
     schedule_id: str
@@ -79,8 +110,16 @@ class LeasedTick:
     scheduled_for: datetime
     execute_at: datetime
     origin: str
+    priority: Priority
+    delivery: Delivery
     attempts: int  # this one included
+    recovery: bool  # an earlier attempt may have been delivered: its worker died or hung, or the sink did
     leased_until: datetime
+
+    @property
+    def message_id(self) -> str:
+        """The same at every attempt, so that the receiver knows a repeat."""
+        return self.id.replace("tick_", "msg_", 1)
 
 
 def schedule_of(row: asyncpg.Record) -> Schedule:
@@ -99,6 +138,12 @@ def schedule_of(row: asyncpg.Record) -> Schedule:
         starts_at=row["starts_at"],
         ends_at=row["ends_at"],
         max_runs=row["max_runs"],
+        sink=row["sink"],
+        delivery=row["delivery"],
+        overlap=row["overlap"],
+        max_attempts=row["max_attempts"],
+        max_age=_microseconds(row["max_age_us"]),
+        backoff=_microseconds(row["backoff_us"]),
         enabled=row["enabled"],
         version=row["version"],
         error=row["error"],
@@ -121,13 +166,18 @@ def definition_arguments(definition: ScheduleDefinition, anchor: datetime) -> Se
         definition.starts_at,
         definition.ends_at,
         definition.max_runs,
+        definition.sink,
+        definition.delivery,
+        definition.overlap,
+        definition.max_attempts,
+        None if definition.max_age is None else definition.max_age // MICROSECOND,
+        None if definition.backoff is None else definition.backoff // MICROSECOND,
     )
 
 
 def same_but_payload(schedule: Schedule, definition: ScheduleDefinition) -> bool:
     """Whether a schedule is as declared; the payload is for the database to compare."""
-    names = ("queue_name", "interval", "at", "jitter_ratio", "priority", "starts_at", "ends_at", "max_runs")
-    same = all(getattr(schedule, name) == getattr(definition, name) for name in names)
+    same = all(getattr(schedule, name) == getattr(definition, name) for name in COMPARED)
     # What a ratio comes to depends on the cap, which is a setting: pods that differ in it don't undo each other's work.
     return same and (definition.jitter_ratio is not None or schedule.jitter == definition.jitter)
 
@@ -151,7 +201,8 @@ def needing_ticks(cursor: asyncpg.Record, rule: asyncpg.Record) -> NeedingTicks:
 
 def leased_tick(row: asyncpg.Record) -> LeasedTick:
     """A leased tick."""
-    return LeasedTick(**dict(row) | {"payload": json.loads(row["payload"])})
+    fields = {name: row[name] for name in LeasedTick.__dataclass_fields__}
+    return LeasedTick(**fields | {"payload": json.loads(row["payload"]), "priority": PRIORITIES[row["priority"]]})
 
 
 def _microseconds(value: int | None) -> timedelta | None:

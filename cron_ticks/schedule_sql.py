@@ -7,17 +7,18 @@ ticks.
 
 SCHEDULE_COLUMNS = """
     id, workspace_id, name, queue_name, payload::text AS payload, interval_us, anchor_at, jitter_us, jitter_ratio,
-    priority, starts_at, ends_at, max_runs, enabled, version, error, error_at, created_at, updated_at
+    priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, enabled,
+    version, error, error_at, created_at, updated_at
 """
 
 # A row of the history, from the schedule as a statement leaves it.
 _KEEP_VERSION = """
     INSERT INTO {schema}.cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
-        max_runs, planned, created_at)
+        max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, planned, created_at)
     SELECT id, version, {holds_after}, {change}, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
-        max_runs, {planned}, updated_at
+        max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, {planned}, updated_at
     FROM changed
 """
 
@@ -48,17 +49,19 @@ CREATE_SCHEDULE = (
     """
 WITH changed AS (
     INSERT INTO {schema}.cron_schedules (id, workspace_id, name, queue_name, payload, interval_us, anchor_at, jitter_us,
-        jitter_ratio, priority, starts_at, ends_at, max_runs, created_at, updated_at)
-    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14)
+        jitter_ratio, priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us,
+        backoff_us, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+        $20)
     ON CONFLICT ON CONSTRAINT cron_schedules_name_key DO NOTHING
     RETURNING *
 ),
 cursor AS (
     INSERT INTO {schema}.cron_schedule_cursors (schedule_id, next_tick_needed_at, planned)
-    SELECT id, $15::timestamptz, $16::bigint FROM changed
+    SELECT id, $21::timestamptz, $22::bigint FROM changed
 ),
 kept AS ("""
-    + _keep_version(holds_after="$17::timestamptz", change="'created'", planned="0")
+    + _keep_version(holds_after="$23::timestamptz", change="'created'", planned="0")
     + """)
 SELECT"""
     + SCHEDULE_COLUMNS
@@ -79,7 +82,7 @@ ORDER BY schedule_id
 FOR UPDATE
 """
 LOCK_TICKS = """
-SELECT scheduled_for, origin, due_at, attempts
+SELECT scheduled_for, origin, due_at, attempts, waiting
 FROM {schema}.cron_ticks
 WHERE schedule_id = ANY ($1::text[])
 ORDER BY schedule_id, execute_at
@@ -91,7 +94,7 @@ LIMIT_PATIENCE = "SELECT set_config('idle_in_transaction_session_timeout', $1, t
 
 CLOCK = "SELECT coalesce($1::timestamptz, statement_timestamp())"
 
-# The instant of an edit, and the latest occurrence that has fired before its time: jitter may do that. Asked for after
+# The instant of an edit, and the latest occurrence that has ended before its time: jitter may do that. Asked for after
 # the locks, so that whatever has fired is seen.
 HORIZON = """
 WITH clock AS (SELECT coalesce($2::timestamptz, statement_timestamp()) AS instant)
@@ -99,7 +102,7 @@ SELECT instant, (
         SELECT max(scheduled_for)
         FROM {schema}.cron_runs
         WHERE schedule_id = $1 AND scheduled_for > (SELECT instant FROM clock)
-            AND origin = 'schedule' AND outcome = 'enqueued'
+            AND origin = 'schedule' AND outcome <> 'disabled'
     ) AS fired
 FROM clock
 """
@@ -113,13 +116,14 @@ EDIT_SCHEDULE = (
 WITH changed AS (
     UPDATE {schema}.cron_schedules
     SET queue_name = $2, payload = $3::text::jsonb, interval_us = $4, anchor_at = $5, jitter_us = $6, jitter_ratio = $7,
-        priority = $8, starts_at = $9, ends_at = $10, max_runs = $11, updated_at = $12, version = version + 1,
+        priority = $8, starts_at = $9, ends_at = $10, max_runs = $11, sink = $12, delivery = $13, overlap = $14,
+        max_attempts = $15, max_age_us = $16, backoff_us = $17, updated_at = $18, version = version + 1,
         error = NULL, error_at = NULL
     WHERE id = $1
     RETURNING *
 ),
 kept AS ("""
-    + _keep_version(holds_after="$13::timestamptz", change="'edited'", planned="$14::bigint")
+    + _keep_version(holds_after="$19::timestamptz", change="'edited'", planned="$20::bigint")
     + """)
 SELECT"""
     + SCHEDULE_COLUMNS
@@ -157,6 +161,9 @@ WHERE schedule_id = $1 AND now.version = $2 AND edited.version = $2 - 1 AND befo
         IS NOT DISTINCT FROM (before.queue_name, before.payload, before.interval_us, before.jitter_us, before.priority)
     AND (now.starts_at, now.ends_at, now.max_runs)
         IS NOT DISTINCT FROM (before.starts_at, before.ends_at, before.max_runs)
+    AND (now.sink, now.delivery, now.overlap, now.max_attempts, now.max_age_us, now.backoff_us)
+        IS NOT DISTINCT FROM (before.sink, before.delivery, before.overlap, before.max_attempts, before.max_age_us,
+            before.backoff_us)
     AND (now.interval_us IS NOT NULL OR now.anchor_at = before.anchor_at)
 """
 
@@ -168,28 +175,33 @@ MOVE_CURSOR = """
 UPDATE {schema}.cron_schedule_cursors SET next_tick_needed_at = $2, planned = $3, broken = false WHERE schedule_id = $1
 """
 
-# Ticks that nobody may fire any more, each with its row in the ledger.
+# Ticks that nobody may fire any more, each with its row in the ledger. One that somebody is just sending may go out.
 DROP_TICKS = """
 WITH dropped AS (
     DELETE FROM {schema}.cron_ticks WHERE schedule_id = ANY ($1::text[]) RETURNING *
 )
 INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts)
-SELECT schedule_id, scheduled_for, version, origin, 'disabled', $2, $3, attempts FROM dropped
+SELECT schedule_id, scheduled_for, version, origin, 'disabled',
+    CASE WHEN leased_until > $3 THEN $2 || ' while it was being sent: it may have been delivered' ELSE $2 END, $3,
+    attempts
+FROM dropped
 ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 """
 
-# Enabled again before their time: dropped occurrences that are still to come are expected again.
+# Enabled again before their time: dropped occurrences that are still to come are expected again, unless somebody had
+# begun to send them.
 FORGET_DROPPED = """
 DELETE FROM {schema}.cron_runs
-WHERE schedule_id = $1 AND scheduled_for > $2 AND outcome = 'disabled' AND origin = 'schedule'
+WHERE schedule_id = $1 AND scheduled_for > $2 AND outcome = 'disabled' AND origin = 'schedule' AND attempts = 0
 RETURNING 1
 """
 
 # Puts in a tick beside the rule, due at once, unless that instant is taken already. The schedule can't go meanwhile.
 PLACE_TICK = """
 INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
-    execute_at, due_at, created_at, version, origin, priority)
-SELECT $2, id, name, workspace_id, queue_name, payload, $3, $3, $3, $3, version, 'trigger', priority
+    execute_at, due_at, created_at, version, origin, priority, sink, delivery, overlap)
+SELECT $2, id, name, workspace_id, queue_name, payload, $3, $3, $3, $3, version, 'trigger', priority, sink, delivery,
+    overlap
 FROM {schema}.cron_schedules
 WHERE id = $1
     AND NOT EXISTS (SELECT FROM {schema}.cron_runs WHERE schedule_id = $1 AND scheduled_for = $3)
@@ -233,11 +245,12 @@ WITH deleted AS (
 ),
 changed AS (
     SELECT id, version + 1 AS version, false AS enabled, workspace_id, name, queue_name, payload, interval_us,
-        anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at, max_runs, $2::timestamptz AS updated_at,
+        anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at, max_runs, sink, delivery, overlap,
+        max_attempts, max_age_us, backoff_us, $2::timestamptz AS updated_at,
         greatest($2::timestamptz, (
             SELECT max(scheduled_for)
             FROM {schema}.cron_runs
-            WHERE schedule_id = deleted.id AND scheduled_for > $2 AND origin = 'schedule' AND outcome = 'enqueued'
+            WHERE schedule_id = deleted.id AND scheduled_for > $2 AND origin = 'schedule' AND outcome <> 'disabled'
         )) AS holds_after
     FROM deleted
 ),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypedDict
@@ -28,6 +29,20 @@ PRIORITIES: tuple[Priority, ...] = ("urgent", "high", "normal", "low")  # as the
 RANKS: dict[str, int] = {name: rank for rank, name in enumerate(PRIORITIES)}
 Jitter = float | timedelta | Literal["default"] | None  # a ratio of the interval, or a time either way
 
+OWN_QUEUE = "queue"  # the sink that everybody has
+SinkKind = Literal["same_database", "outside"]
+Delivery = Literal["exactly_once", "at_least_once", "at_most_once"]
+DELIVERIES: dict[SinkKind, tuple[Delivery, ...]] = {  # the first is the default
+    "same_database": ("exactly_once",),
+    "outside": ("at_least_once", "at_most_once"),
+}
+Overlap = Literal["allow", "skip", "queue_one"]
+OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "queue_one")
+MOST_TICK_ATTEMPTS = 1000
+LONGEST_AGE = timedelta(days=365)
+LONGEST_BACKOFF = timedelta(days=7)
+NO_OTHER_SINKS: Mapping[str, SinkKind] = {}
+
 
 @dataclass(frozen=True)
 class ScheduleDefinition:
@@ -45,6 +60,12 @@ class ScheduleDefinition:
     starts_at: datetime | None
     ends_at: datetime | None
     max_runs: int | None
+    sink: str
+    delivery: Delivery
+    overlap: Overlap
+    max_attempts: int | None  # to send a tick; None: the setting, as for the next two
+    max_age: timedelta | None  # after which a tick that could not be sent is not tried again
+    backoff: timedelta | None  # before the second attempt
 
     def anchor(self, instant: datetime) -> datetime:
         """Occurrence 0 of a schedule that begins at `instant`."""
@@ -72,6 +93,12 @@ class Schedule:
     starts_at: datetime | None
     ends_at: datetime | None
     max_runs: int | None
+    sink: str
+    delivery: Delivery
+    overlap: Overlap
+    max_attempts: int | None  # to send a tick; None: the setting, as for the next two
+    max_age: timedelta | None  # after which a tick that could not be sent is not tried again
+    backoff: timedelta | None  # before the second attempt
     enabled: bool
     version: int
     error: str | None  # why no more ticks are made, if the rule can't be followed
@@ -133,9 +160,16 @@ def define_schedule(
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
     max_runs: int | None = None,
+    sink: str = OWN_QUEUE,
+    delivery: Delivery | None = None,
+    overlap: Overlap = "allow",
+    max_attempts: int | None = None,
+    max_age: float | timedelta | None = None,
+    backoff: float | timedelta | None = None,
     jitter_cap: timedelta = DEFAULT_JITTER_CAP,
+    sinks: Mapping[str, SinkKind] = NO_OTHER_SINKS,
 ) -> ScheduleDefinition:
-    """Check what the application asks for; the name defaults to the queue's."""
+    """Check what the application asks for; the name defaults to the queue's. `sinks` are those beside our own queue."""
     check_name("queue_name", queue_name)
     if name is not None:
         check_name("name", name)
@@ -159,6 +193,12 @@ def define_schedule(
         jitter_ratio=ratio,
         priority=PRIORITIES[check_priority("priority", priority)],
         **_check_bounds(**bounds),
+        **_check_sending(sink, delivery, overlap, sinks),
+        max_attempts=None
+        if max_attempts is None
+        else check_count("max_attempts", max_attempts, most=MOST_TICK_ATTEMPTS),
+        max_age=None if max_age is None else check_span("max_age", max_age, longest=LONGEST_AGE),
+        backoff=None if backoff is None else check_span("backoff", backoff, longest=LONGEST_BACKOFF),
     )
 
 
@@ -174,10 +214,19 @@ class ScheduleChanges(TypedDict, total=False):
     starts_at: datetime | None
     ends_at: datetime | None
     max_runs: int | None
+    sink: str
+    delivery: Delivery | None
+    overlap: Overlap
+    max_attempts: int | None
+    max_age: float | timedelta | None
+    backoff: float | timedelta | None
 
 
 def redefine_schedule(
-    schedule: Schedule, changes: ScheduleChanges, jitter_cap: timedelta = DEFAULT_JITTER_CAP
+    schedule: Schedule,
+    changes: ScheduleChanges,
+    jitter_cap: timedelta = DEFAULT_JITTER_CAP,
+    sinks: Mapping[str, SinkKind] = NO_OTHER_SINKS,
 ) -> ScheduleDefinition:
     """The schedule's definition with some of it changed; `every` and `at` replace each other."""
     for field in changes:
@@ -189,7 +238,16 @@ def redefine_schedule(
         "priority": schedule.priority,
         "workspace_id": schedule.workspace_id,
         "name": schedule.name,
+        "sink": schedule.sink,
+        "overlap": schedule.overlap,
+        "max_attempts": schedule.max_attempts,
+        "max_age": schedule.max_age,
+        "backoff": schedule.backoff,
     }
+    if "sink" not in changes:  # another sink has a guarantee of its own
+        current["delivery"] = schedule.delivery
+        kind: SinkKind = "same_database" if schedule.delivery == "exactly_once" else "outside"
+        sinks = {schedule.sink: kind, **sinks}
     if "at" not in changes and schedule.interval is not None:
         current |= {
             "every": schedule.interval,
@@ -201,7 +259,7 @@ def redefine_schedule(
     elif "every" not in changes:
         current["at"] = schedule.at
     current.update(changes)
-    return define_schedule(**current, jitter_cap=jitter_cap)
+    return define_schedule(**current, jitter_cap=jitter_cap, sinks=sinks)
 
 
 def _refuse_for_one_off(**given: object) -> None:
@@ -220,6 +278,38 @@ def _check_bounds(starts_at: Any, ends_at: Any, max_runs: Any) -> dict[str, Any]
     if max_runs is not None:
         check_count("max_runs", max_runs, most=MOST_RUNS)
     return {"starts_at": starts_at, "ends_at": ends_at, "max_runs": max_runs}
+
+
+def _check_sending(sink: Any, delivery: Any, overlap: Any, sinks: Mapping[str, SinkKind]) -> dict[str, Any]:
+    check_name("sink", sink)
+    if sink != OWN_QUEUE and sink not in sinks:
+        raise InvalidInputError(
+            "sink", f"there is no sink {sink!r}: declare it with add_sink(), or start a worker that has it first"
+        )
+    kind: SinkKind = "same_database" if sink == OWN_QUEUE else sinks[sink]
+    possible = DELIVERIES[kind]
+    if delivery is not None and delivery not in possible:
+        where = "in this database" if kind == "same_database" else "outside this database"
+        raise InvalidInputError(
+            "delivery", f"must be {' or '.join(possible)}, because the sink {sink!r} is {where}, not {delivery!r}"
+        )
+    if overlap not in OVERLAPS:
+        raise InvalidInputError("overlap", f"must be one of {', '.join(OVERLAPS)}, not {overlap!r}")
+    if overlap != "allow" and sink != OWN_QUEUE:
+        raise InvalidInputError(
+            "overlap", f"must be allow: the sink {sink!r} can't say when a message is finished, only our own queue can"
+        )
+    return {"sink": sink, "delivery": possible[0] if delivery is None else delivery, "overlap": overlap}
+
+
+def check_span(field: str, value: object, *, longest: timedelta) -> timedelta:
+    """Seconds or a timedelta, more than none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        raise InvalidInputError(field, f"must be seconds or a timedelta, not {type(value).__name__}")
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not 0.001 <= seconds <= longest.total_seconds():  # noqa: PLR2004 - a millisecond
+        raise InvalidInputError(field, f"must be from 1 ms to {longest.days} days, not {value}")
+    return timedelta(seconds=seconds)
 
 
 def _check_jitter(value: object, interval: timedelta | None, cap: timedelta) -> tuple[timedelta, float | None]:

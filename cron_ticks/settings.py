@@ -96,8 +96,15 @@ class Settings(BaseSettings):
         description="Longest pause of a ticker with nothing to do, while NOTIFY reaches it",
     )
     ticker_batch_size: BatchSize = Field(default=500, description="Ticks per firing statement")
-    lease_seconds: Seconds = Field(default=10, description="How long a token lasts")
+    lease_seconds: Seconds = Field(default=10, description="How long a token, or a leased tick, lasts")
     lease_renewal_seconds: Seconds = Field(default=5, description="How often tokens in use are renewed")
+
+    # Ticks that can't be sent; a schedule may set these otherwise
+    tick_max_attempts: int = Field(default=3, ge=1, le=1000, description="Tries to send a tick before it has failed")
+    tick_max_age_seconds: Retention = Field(default=86_400, description="Age at which a tick is not tried again")
+    tick_backoff_seconds: Seconds = Field(
+        default=10, description="Pause before a tick's second try; it doubles each time, up to 5 minutes"
+    )
 
     # Messages; a handler may set the last four otherwise for its queue
     message_concurrency: int = Field(default=10, ge=1, le=10_000, description="Handlers at once per process")

@@ -1,6 +1,6 @@
 """Ticks and runs in the database: making, firing and removing them. The statements are in `tick_sql`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 
@@ -9,27 +9,26 @@ import asyncpg
 from cron_ticks import tick_sql
 from cron_ticks.database import Connection, Database
 from cron_ticks.ids import new_tick_id
+from cron_ticks.lease_repository import LeaseRepository
 from cron_ticks.listener import NOTIFY, TICKS_NOTICE
 from cron_ticks.occurrences import MICROSECOND, Plan, plan
-from cron_ticks.rows import FiredTick, LeasedTick, NeedingTicks, Planned, leased_tick, needing_ticks
+from cron_ticks.rows import DueTick, FiredTick, NeedingTicks, Planned, needing_ticks
 from cron_ticks.settings import LONGEST_IDLE_SECONDS, Settings
 from cron_ticks.sinks import SameDatabaseSink
 
 DAYS_AHEAD = 7  # beyond the window for which the ledger has partitions
 MOST_TICKS_AT_ONCE = 1000  # per schedule and transaction of a manager
-MOST_TICK_ATTEMPTS = 3
 MOST_COLLISIONS = 100  # of one occurrence's microsecond with those of others
 SOON = timedelta(seconds=1.5 * LONGEST_IDLE_SECONDS)  # a ticker asks at least so often what is due next
 
 
-class TickRepository:
+class TickRepository(LeaseRepository):
     """Ticks and runs: what CronRepository does without looking at a schedule's definition."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
-        self.database = database
+        super().__init__(database, settings)
         self._lookahead = timedelta(seconds=settings.lookahead_seconds)
         self._missed_after = timedelta(seconds=settings.missed_after_seconds)
-        self._lease = timedelta(seconds=settings.lease_seconds)
         self.patience = f"{max(1, self._lease // timedelta(milliseconds=1))}ms"  # with a process that hangs with locks
         self._shard = (settings.shard_count, settings.shard_id)
 
@@ -68,7 +67,7 @@ class TickRepository:
             if not wanted:
                 break
             ids, moments = zip(*sorted(wanted), strict=True)
-            arguments = (ids, moments, plans[0].needing.now, number * MICROSECOND)
+            arguments = (ids, moments, plans[0].needing.now, number * MICROSECOND, self._missed_after)
             rows = await self.database.fetch(
                 tick_sql.CREATE_TICKS, [new_tick_id() for _ in ids], *arguments, connection=connection
             )
@@ -97,36 +96,49 @@ class TickRepository:
         *,
         ticker_id: str,
         limit: int,
+        turn: int = 0,
         now: datetime | None = None,
         due_until: datetime | None = None,
     ) -> list[FiredTick]:
         """Turn due ticks into messages; fewer than `limit` means that nothing is left that was due at `due_until`."""
-        statement = firing_statement(sink.insert_from_fired)
-        try:
-            rows = await self.database.fetch(statement, ticker_id, limit, now, due_until)
-        except asyncpg.CheckViolationError:  # the ledger has no partition for one of them
-            await self.database.fetch(tick_sql.MAKE_PARTITIONS_OF_DUE_TICKS, now)
-            rows = await self.database.fetch(statement, ticker_id, limit, now, due_until)
+        arguments = (ticker_id, limit, now, due_until, sink.name, turn)
+        rows = await self._fetch(firing_statement(sink), *arguments, deadline_seconds=sink.deadline_seconds)
         return [FiredTick._make(row) for row in rows]
 
-    async def next_due_in(self, *, now: datetime | None = None) -> timedelta | None:
-        """How long until the next tick is due; not positive if one is now, None if there is none."""
-        due_in: timedelta | None = await self.database.fetchval(tick_sql.NEXT_DUE_IN, now)
-        return due_in
+    async def find_due_ticks(self, sink: str, *, turn: int, limit: int, due_until: datetime) -> list[DueTick]:
+        """The batch that a firing would take."""
+        rows = await self.database.fetch(tick_sql.FIND_DUE_TICKS, sink, turn, due_until, limit)
+        return [DueTick._make(row) for row in rows]
 
-    async def batch_lease_ticks(self, *, leased_by: str, limit: int, now: datetime | None = None) -> list[LeasedTick]:
-        """Lease due ticks, for a queue that is not in this database; a lease that runs out makes them due again."""
-        rows = await self.database.fetch(tick_sql.LEASE_DUE_TICKS, leased_by, limit, now, self._lease)
-        return [leased_tick(row) for row in rows]
+    async def fire_chosen_ticks(
+        self,
+        sink: SameDatabaseSink,
+        ids: Sequence[str],
+        *,
+        ticker_id: str,
+        turn: int,
+        due_until: datetime,
+        now: datetime | None = None,
+    ) -> list[FiredTick]:
+        """Turn these into messages, if they are still there."""
+        arguments = (ticker_id, len(ids), now, due_until, sink.name, turn, list(ids))
+        statement = firing_statement(sink, chosen=True)
+        rows = await self._fetch(statement, *arguments, deadline_seconds=sink.deadline_seconds)
+        return [FiredTick._make(row) for row in rows]
 
-    async def delete_tick(self, tick_id: str, *, leased_by: str, now: datetime | None = None) -> bool:
-        """End a leased tick; False if the lease is not the caller's any more."""
-        return bool(await self.database.fetch(tick_sql.DELETE_TICK, tick_id, leased_by, now))
+    async def release_waiting(self, schedule_ids: Collection[str], *, now: datetime | None = None) -> None:
+        """The messages before them are finished: ticks that wait for that are due, and tickers hear of it."""
+        arguments = (list(schedule_ids), now, self.database.channel, TICKS_NOTICE)
+        await self.database.fetch(tick_sql.RELEASE_WAITING, *arguments)
 
-    async def delete_expired_ticks(self, *, expired_for: timedelta, limit: int, now: datetime | None = None) -> int:
-        """End ticks whose last lease ran out so long ago; fewer than `limit` means that none is left."""
-        arguments = (expired_for, MOST_TICK_ATTEMPTS, limit, now)
-        return len(await self.database.fetch(tick_sql.DELETE_EXPIRED_TICKS, *arguments))
+    async def next_due_in(self, sink: str, *, now: datetime | None = None) -> dict[int, timedelta]:
+        """How long until a sink's next tick is due, per turn; not positive if one is now."""
+        return {row["turn"]: row["due_in"] for row in await self.database.fetch(tick_sql.NEXT_DUE_IN, now, sink)}
+
+    async def clock(self) -> datetime:
+        """The database's time."""
+        instant: datetime = await self.database.fetchval("SELECT statement_timestamp()")
+        return instant
 
     async def delete_orphaned_ticks(self, *, limit: int) -> int:
         """Remove ticks whose schedule is gone; fewer than `limit` means that none is left."""
@@ -142,7 +154,11 @@ class TickRepository:
         await self.database.fetch(NOTIFY, self.database.channel, TICKS_NOTICE, connection=connection)
 
 
-@cache
-def firing_statement(insert_from_fired: str) -> str:
+def firing_statement(sink: SameDatabaseSink, *, chosen: bool = False) -> str:
     """The one statement that fires ticks into a sink."""
-    return tick_sql.FIRE_DUE_TICKS.replace("{insert_from_fired}", insert_from_fired)
+    return _statement(sink.insert_from_fired, sink.insert_from_limited, chosen)
+
+
+@cache
+def _statement(insert_from_fired: str, insert_from_limited: str | None, chosen: bool) -> str:  # noqa: FBT001 - cached
+    return tick_sql.fire_statement(insert_from_fired, insert_from_limited, chosen=chosen)

@@ -41,15 +41,17 @@ WHERE id = ANY ($1::text[])
 
 # One row per occurrence, whoever else makes it too: the unique key decides. Made after its jittered time but before its
 # occurrence, a tick is due at the occurrence, so that no edit fires by itself. $5 is none, or a little more where
-# another occurrence is due at the very same microsecond.
+# another occurrence is due at the very same microsecond. What is made so late that it counts as missed ($6) is catching
+# up, and goes out behind what is due now.
 CREATE_TICKS = """
 INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
-    execute_at, due_at, created_at, version, priority)
+    execute_at, due_at, created_at, version, priority, sink, delivery, overlap, turn)
 SELECT made.id, schedule.id, schedule.name, schedule.workspace_id, schedule.queue_name, schedule.payload,
     made.scheduled_for, moved.execute_at,
     CASE WHEN moved.execute_at - $5::interval <= $4 AND made.scheduled_for > $4 THEN made.scheduled_for
         ELSE moved.execute_at END,
-    $4, schedule.version, schedule.priority
+    $4, schedule.version, schedule.priority, schedule.sink, schedule.delivery, schedule.overlap,
+    CASE WHEN made.scheduled_for < $4 - $6::interval THEN 2 ELSE 0 END
 FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS made (id, schedule_id, scheduled_for)
 JOIN {schema}.cron_schedules AS schedule ON schedule.id = made.schedule_id
 CROSS JOIN LATERAL (
@@ -76,14 +78,18 @@ FROM unnest($1::text[], $2::timestamptz[], $3::bigint[]) AS made (schedule_id, n
 WHERE cursor.schedule_id = made.schedule_id
 """
 
-# Due ticks, locked: one bounded scan of the index per priority, the most urgent first.
+# Due ticks of a sink, locked: one bounded scan of the index per priority, the most urgent first. Where messages of a
+# schedule must not overlap, one ticker at a time deals with its ticks, and the others leave them: nobody waits. There
+# are 1024 locks for all schedules together, because a server has room for some thousands.
 _DUE = """
     SELECT found.ctid
     FROM (VALUES (0), (1), (2), (3)) AS level (priority)
     CROSS JOIN LATERAL (
         SELECT tick.ctid
         FROM {schema}.cron_ticks AS tick
-        WHERE tick.priority = level.priority AND tick.due_at <= (SELECT due_until FROM pass)
+        WHERE tick.sink = $5 AND tick.turn = $6 AND tick.priority = level.priority
+            AND tick.due_at <= (SELECT due_until FROM pass)
+            AND (tick.overlap = 'allow' OR pg_try_advisory_xact_lock(1668443247, hashtext(tick.schedule_id) & 1023))
         ORDER BY tick.due_at
         LIMIT $2
         FOR UPDATE SKIP LOCKED
@@ -91,102 +97,165 @@ _DUE = """
     LIMIT $2
 """
 
+# Some of them, by their ids.
+_CHOSEN = """
+    SELECT tick.ctid
+    FROM {schema}.cron_ticks AS tick
+    WHERE tick.id = ANY ($7::text[]) AND tick.sink = $5 AND tick.turn = $6
+        AND tick.due_at <= (SELECT due_until FROM pass)
+        AND (tick.overlap = 'allow' OR pg_try_advisory_xact_lock(1668443247, hashtext(tick.schedule_id) & 1023))
+    ORDER BY tick.due_at
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED
+"""
+
+# Where messages may overlap, or nobody knows when one is finished: every tick becomes a message.
+_WHATEVER_RUNS = """
+entered AS (SELECT NULL::text AS id WHERE false),
+put_back AS (SELECT NULL::text AS id WHERE false),
+ended AS (SELECT *, 'enqueued' AS outcome FROM taken),
+"""
+
+# Where they may not, the sink's unique key over unfinished messages decides who enters. Of the others, one per schedule
+# is put back to wait if its policy is queue_one, which a unique key decides too; the rest is over. A tick whose
+# occurrence has fired before does not even try; should that have happened just now, the end of the statement refuses.
+_UNLESS_UNFINISHED = """
+limited AS (
+    SELECT * FROM taken
+    WHERE overlap <> 'allow' AND NOT EXISTS (
+        SELECT FROM {schema}.cron_runs AS run
+        WHERE run.schedule_id = taken.schedule_id AND run.scheduled_for = taken.scheduled_for)
+),
+entered AS (
+    {insert_from_limited}
+),
+put_back AS (
+    INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
+        execute_at, due_at, created_at, version, origin, priority, attempts, sink, delivery, overlap, turn, recovery,
+        waiting, error)
+    SELECT id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
+        execute_at, pass.instant + greatest(interval '5 seconds', least(interval '1 minute',
+            (pass.instant - execute_at) / 10)), created_at, version, origin, priority, attempts, sink,
+        delivery, overlap, turn, recovery, true, error
+    FROM limited, pass
+    WHERE overlap = 'queue_one' AND message_id NOT IN (SELECT id FROM entered)
+    ORDER BY schedule_id, scheduled_for
+    ON CONFLICT DO NOTHING
+    RETURNING id
+),
+ended AS (
+    SELECT *,
+        CASE WHEN overlap = 'allow' OR message_id IN (SELECT id FROM entered) THEN 'enqueued' ELSE 'overlapped' END
+            AS outcome
+    FROM taken
+    WHERE id NOT IN (SELECT id FROM put_back)
+),
+"""
+
 # Exactly once, in one statement: the ticks end, their runs pass the gate and the messages of those that did begin, all
 # together or not at all. A worker that wakes up late finds nothing to delete, so it sends nothing; an occurrence that
 # has fired before has its run, so its tick ends without a message. Ticks are deleted by ctid, because the rows are
 # locked and no statistics can then make the planner read the whole table; IS TRUE keeps it from joining in a loop.
-FIRE_DUE_TICKS = (
-    """
+# A sink that swallows a message (a trigger of the user's can) is found out, and nothing of the batch happens.
+_FIRE = """
 WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
 pass AS (SELECT $1::text AS ticker_id, instant, coalesce($4::timestamptz, instant) AS due_until FROM clock),
-due AS ("""
-    + _DUE
-    + """),
+due AS ({due}),
 taken AS (
     DELETE FROM {schema}.cron_ticks
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM due))
     RETURNING *, 'msg_' || substr(id, 6) AS message_id,
-        (SELECT instant FROM clock) - CASE WHEN attempts = 0 THEN due_at ELSE execute_at END AS lateness
+        (SELECT instant FROM clock) - CASE WHEN attempts = 0 AND NOT waiting THEN due_at ELSE execute_at END AS lateness
 ),
+{overlap}
 runs AS (
-    INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, message_id, ended_at,
-        lateness, attempts, ticker_id)
-    SELECT schedule_id, scheduled_for, version, origin, 'enqueued', message_id, instant, lateness, attempts + 1,
-        ticker_id
-    FROM taken, pass
+    INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, message_id, ended_at,
+        lateness, attempts, ticker_id, recovered)
+    SELECT schedule_id, scheduled_for, version, origin, outcome,
+        CASE WHEN outcome = 'overlapped' THEN 'the message before it is unfinished' END,
+        CASE WHEN outcome = 'enqueued' THEN message_id END, instant,
+        CASE WHEN outcome = 'enqueued' THEN lateness END, attempts + 1, ticker_id, recovery
+    FROM ended, pass
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
     RETURNING message_id
 ),
 judged AS (
-    SELECT taken.*, (taken.message_id IN (SELECT message_id FROM runs)) IS TRUE AS passed FROM taken
+    SELECT taken.*, (taken.message_id IN (SELECT message_id FROM runs WHERE message_id IS NOT NULL)) IS TRUE AS passed,
+        taken.message_id IN (SELECT id FROM entered) AS entered, taken.id IN (SELECT id FROM put_back) AS put_back
+    FROM taken
 ),
-fired AS (SELECT * FROM judged WHERE passed),
+fired AS (SELECT * FROM judged WHERE passed AND NOT entered),
 sent AS (
     {insert_from_fired}
 )
-SELECT judged.id, schedule_id, schedule_name, queue_name, workspace_id, scheduled_for, origin, lateness, passed,
+SELECT judged.id, schedule_id, schedule_name, queue_name, workspace_id, scheduled_for, origin, lateness,
+    CASE WHEN passed THEN 'enqueued' WHEN put_back THEN 'waiting' WHEN {limited} THEN 'overlapped' ELSE 'refused' END,
     due_until
 FROM judged, pass
+WHERE CASE
+    WHEN (SELECT count(*) FROM sent) <> (SELECT count(*) FROM fired)
+        THEN {schema}.cron_refuse('the sink did not take exactly one message per tick')
+    WHEN entered AND NOT passed THEN {schema}.cron_refuse('the occurrence has just fired')
+    ELSE true END
 """
-)
 
-# How long until the next tick is due; not positive if one is now, NULL if there is none.
-NEXT_DUE_IN = """
-SELECT min(first.due_at) - coalesce($1::timestamptz, statement_timestamp())
+
+def fire_statement(insert_from_fired: str, insert_from_limited: str | None, *, chosen: bool = False) -> str:
+    """Fires due ticks of a sink, or chosen ones; without `insert_from_limited` nothing is held back by an overlap."""
+    overlap, limited = _WHATEVER_RUNS, "false"
+    if insert_from_limited is not None:
+        overlap = _UNLESS_UNFINISHED.replace("{insert_from_limited}", insert_from_limited)
+        limited = "judged.id IN (SELECT id FROM limited)"
+    fire = _FIRE.replace("{due}", _CHOSEN if chosen else _DUE).replace("{overlap}", overlap)
+    return fire.replace("{limited}", limited).replace("{insert_from_fired}", insert_from_fired)
+
+
+# The batch that a firing would take, without taking it.
+FIND_DUE_TICKS = """
+SELECT found.id, found.attempts
 FROM (VALUES (0), (1), (2), (3)) AS level (priority)
 CROSS JOIN LATERAL (
-    SELECT due_at FROM {schema}.cron_ticks AS tick WHERE tick.priority = level.priority ORDER BY due_at LIMIT 1
-) AS first
+    SELECT tick.id, tick.attempts
+    FROM {schema}.cron_ticks AS tick
+    WHERE tick.sink = $1 AND tick.turn = $2 AND tick.priority = level.priority AND tick.due_at <= $3
+    ORDER BY tick.due_at
+    LIMIT $4
+) AS found
+LIMIT $4
 """
 
-# Leases due ticks instead, for a queue that is not in this database: due again when the lease ends.
-LEASE_DUE_TICKS = (
-    """
-WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
-pass AS (SELECT instant AS due_until, instant + $4::interval AS leased_until FROM clock),
-due AS ("""
-    + _DUE
-    + """)
-UPDATE {schema}.cron_ticks AS tick
-SET leased_by = $1, leased_at = pass.due_until, leased_until = pass.leased_until, due_at = pass.leased_until,
-    attempts = attempts + 1
-FROM pass
-WHERE tick.ctid = ANY (ARRAY(SELECT ctid FROM due))
-RETURNING tick.id, schedule_id, schedule_name, workspace_id, queue_name, payload::text AS payload, scheduled_for,
-    execute_at, origin, attempts, tick.leased_until
-"""
-)
-
-# Only the owner of a live lease may end its tick.
-DELETE_TICK = """
-DELETE FROM {schema}.cron_ticks
-WHERE id = $1 AND leased_by = $2 AND leased_until > coalesce($3::timestamptz, statement_timestamp())
-RETURNING 1
-"""
-
-# Ticks whose last attempt ran out: they end, and the ledger says so. What may be tried again is left alone.
-DELETE_EXPIRED_TICKS = """
-WITH clock AS (SELECT coalesce($4::timestamptz, statement_timestamp()) AS instant),
-expired AS (
+# Ticks that wait for the end of their schedule's message are due: it has come, and tickers hear of it. One that is just
+# being tried is skipped: should it come too early, it is tried again by itself.
+RELEASE_WAITING = """
+WITH held AS (
     SELECT ctid
     FROM {schema}.cron_ticks
-    WHERE leased_until < (SELECT instant - $1::interval FROM clock) AND attempts >= $2
-    ORDER BY leased_until
-    LIMIT $3
+    WHERE waiting AND schedule_id = ANY ($1::text[])
     FOR UPDATE SKIP LOCKED
 ),
-taken AS (
-    DELETE FROM {schema}.cron_ticks WHERE ctid = ANY (ARRAY(SELECT ctid FROM expired)) RETURNING *
-),
-runs AS (
-    INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
-        ticker_id)
-    SELECT schedule_id, scheduled_for, version, origin, 'expired', 'the lease of the last attempt ran out', instant,
-        attempts, leased_by
-    FROM taken, clock
-    ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
+released AS (
+    UPDATE {schema}.cron_ticks
+    SET due_at = coalesce($2::timestamptz, statement_timestamp())
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM held))
+    RETURNING 1
 )
-SELECT id FROM taken
+SELECT pg_notify($3, $4) FROM released LIMIT 1
+"""
+
+# How long until a sink's next tick is due, per turn; not positive if one is now. A turn without ticks has no row.
+NEXT_DUE_IN = """
+SELECT level.turn, min(first.due_at) - coalesce($1::timestamptz, statement_timestamp()) AS due_in
+FROM (VALUES (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
+    AS level (turn, priority)
+CROSS JOIN LATERAL (
+    SELECT due_at
+    FROM {schema}.cron_ticks AS tick
+    WHERE tick.sink = $2 AND tick.turn = level.turn AND tick.priority = level.priority AND tick.due_at < 'infinity'
+    ORDER BY due_at
+    LIMIT 1
+) AS first
+GROUP BY level.turn
+ORDER BY level.turn
 """
 
 # Ticks whose schedule is gone, which only a change by hand can leave behind.
@@ -212,12 +281,8 @@ CROSS JOIN generate_series(-1, $1::int) AS day
 # Those of given days.
 MAKE_PARTITIONS_OF = "SELECT {schema}.cron_make_run_partition(day) FROM unnest($1::date[]) AS day"
 
-# Those that due ticks need, should one be missing: a tick of long ago, say.
-MAKE_PARTITIONS_OF_DUE_TICKS = """
+# Those that the ticks need, should one be missing: a tick of long ago, say.
+MAKE_PARTITIONS_OF_TICKS = """
 SELECT {schema}.cron_make_run_partition(day)
-FROM (
-    SELECT DISTINCT (scheduled_for AT TIME ZONE 'UTC')::date AS day
-    FROM {schema}.cron_ticks
-    WHERE due_at <= coalesce($1::timestamptz, statement_timestamp())
-) AS needed
+FROM (SELECT DISTINCT (scheduled_for AT TIME ZONE 'UTC')::date AS day FROM {schema}.cron_ticks) AS needed
 """

@@ -55,6 +55,15 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION public.cron_refuse(reason text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    RAISE EXCEPTION USING MESSAGE = reason;
+
+END
+$$;
+
 CREATE TABLE public.cron_runs (
     schedule_id text NOT NULL COLLATE pg_catalog."C",
     scheduled_for timestamp with time zone NOT NULL,
@@ -67,6 +76,7 @@ CREATE TABLE public.cron_runs (
     lateness interval,
     attempts integer NOT NULL,
     ticker_id text,
+    recovered boolean DEFAULT false NOT NULL,
     CONSTRAINT cron_runs_outcome_check CHECK ((outcome = ANY (ARRAY['enqueued'::text, 'missed'::text, 'overlapped'::text, 'disabled'::text, 'failed'::text, 'expired'::text])))
 )
 PARTITION BY RANGE (scheduled_for);
@@ -98,6 +108,12 @@ CREATE TABLE public.cron_schedule_versions (
     max_runs bigint,
     planned bigint NOT NULL,
     created_at timestamp with time zone NOT NULL,
+    sink text DEFAULT 'queue'::text NOT NULL COLLATE pg_catalog."C",
+    delivery text DEFAULT 'exactly_once'::text NOT NULL,
+    overlap text DEFAULT 'allow'::text NOT NULL,
+    max_attempts integer,
+    max_age_us bigint,
+    backoff_us bigint,
     CONSTRAINT cron_schedule_versions_change_check CHECK ((change = ANY (ARRAY['created'::text, 'edited'::text, 'disabled'::text, 'enabled'::text, 'deleted'::text])))
 );
 
@@ -121,11 +137,29 @@ CREATE TABLE public.cron_schedules (
     version integer DEFAULT 1 NOT NULL,
     error text,
     error_at timestamp with time zone,
+    sink text DEFAULT 'queue'::text NOT NULL COLLATE pg_catalog."C",
+    delivery text DEFAULT 'exactly_once'::text NOT NULL,
+    overlap text DEFAULT 'allow'::text NOT NULL,
+    max_attempts integer,
+    max_age_us bigint,
+    backoff_us bigint,
+    CONSTRAINT cron_schedules_backoff_us_check CHECK ((backoff_us > 0)),
+    CONSTRAINT cron_schedules_delivery_check CHECK ((delivery = ANY (ARRAY['exactly_once'::text, 'at_least_once'::text, 'at_most_once'::text]))),
     CONSTRAINT cron_schedules_interval_us_check CHECK ((interval_us >= 1000000)),
     CONSTRAINT cron_schedules_jitter_us_check CHECK ((jitter_us >= 0)),
+    CONSTRAINT cron_schedules_max_age_us_check CHECK ((max_age_us > 0)),
+    CONSTRAINT cron_schedules_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT cron_schedules_max_runs_check CHECK ((max_runs > 0)),
+    CONSTRAINT cron_schedules_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'queue_one'::text]))),
     CONSTRAINT cron_schedules_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
     CONSTRAINT cron_schedules_times_check CHECK (((anchor_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (anchor_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at < '2500-01-01 00:00:00+00'::timestamp with time zone)))
+);
+
+CREATE TABLE public.cron_sinks (
+    name text NOT NULL COLLATE pg_catalog."C",
+    kind text NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    CONSTRAINT cron_sinks_kind_check CHECK ((kind = ANY (ARRAY['same_database'::text, 'outside'::text])))
 );
 
 CREATE TABLE public.cron_ticks (
@@ -146,8 +180,16 @@ CREATE TABLE public.cron_ticks (
     leased_by text,
     leased_at timestamp with time zone,
     leased_until timestamp with time zone,
+    sink text DEFAULT 'queue'::text NOT NULL COLLATE pg_catalog."C",
+    delivery text DEFAULT 'exactly_once'::text NOT NULL,
+    overlap text DEFAULT 'allow'::text NOT NULL,
+    turn smallint DEFAULT 0 NOT NULL,
+    recovery boolean DEFAULT false NOT NULL,
+    waiting boolean DEFAULT false NOT NULL,
+    error text,
     CONSTRAINT cron_ticks_origin_check CHECK ((origin = ANY (ARRAY['schedule'::text, 'trigger'::text, 'backfill'::text, 'recovery'::text]))),
-    CONSTRAINT cron_ticks_priority_check CHECK (((priority >= 0) AND (priority <= 3)))
+    CONSTRAINT cron_ticks_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
+    CONSTRAINT cron_ticks_turn_check CHECK (((turn >= 0) AND (turn <= 2)))
 );
 
 CREATE TABLE public.cron_ticks_migrations (
@@ -164,7 +206,7 @@ CREATE TABLE public.queue_messages (
     workspace_id text COLLATE pg_catalog."C",
     payload jsonb NOT NULL,
     headers jsonb DEFAULT '{}'::jsonb NOT NULL,
-    schedule_id text,
+    schedule_id text COLLATE pg_catalog."C",
     scheduled_for timestamp with time zone,
     process_after timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
     inserted_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
@@ -179,6 +221,7 @@ CREATE TABLE public.queue_messages (
     failed_at timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[] NOT NULL,
     error_type text,
     error_traceback text,
+    exclusive boolean DEFAULT false NOT NULL,
     CONSTRAINT queue_messages_priority_check CHECK (((priority >= 0) AND (priority <= 3)))
 );
 
@@ -225,6 +268,9 @@ ALTER TABLE ONLY public.cron_schedules
 ALTER TABLE ONLY public.cron_schedules
     ADD CONSTRAINT cron_schedules_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.cron_sinks
+    ADD CONSTRAINT cron_sinks_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY public.cron_ticks
     ADD CONSTRAINT cron_ticks_execution_key UNIQUE (schedule_id, execute_at);
 
@@ -251,9 +297,11 @@ CREATE INDEX cron_schedules_error_idx ON public.cron_schedules USING btree (id) 
 
 CREATE INDEX cron_schedules_workspace_idx ON public.cron_schedules USING btree (workspace_id, id) WHERE (workspace_id IS NOT NULL);
 
-CREATE INDEX cron_ticks_due_idx ON public.cron_ticks USING btree (priority, due_at);
+CREATE INDEX cron_ticks_due_idx ON public.cron_ticks USING btree (sink, turn, priority, due_at);
 
 CREATE INDEX cron_ticks_lease_idx ON public.cron_ticks USING btree (leased_until) WHERE (leased_until IS NOT NULL);
+
+CREATE UNIQUE INDEX cron_ticks_waiting_key ON public.cron_ticks USING btree (schedule_id) WHERE waiting;
 
 CREATE INDEX queue_messages_completed_idx ON public.queue_messages USING btree (queue_name, completed_at) WHERE (completed_at IS NOT NULL);
 
@@ -262,6 +310,8 @@ CREATE INDEX queue_messages_dead_idx ON public.queue_messages USING btree (dlq_a
 CREATE UNIQUE INDEX queue_messages_dedupe_key ON public.queue_messages USING btree (queue_name, COALESCE(workspace_id, ''::text), dedupe_key) WHERE ((dedupe_key IS NOT NULL) AND (completed_at IS NULL) AND (dlq_at IS NULL));
 
 CREATE INDEX queue_messages_occurrence_idx ON public.queue_messages USING btree (schedule_id, scheduled_for) WHERE (schedule_id IS NOT NULL);
+
+CREATE UNIQUE INDEX queue_messages_overlap_key ON public.queue_messages USING btree (schedule_id) WHERE (exclusive AND (COALESCE(completed_at, dlq_at) IS NULL));
 
 CREATE INDEX queue_messages_pending_idx ON public.queue_messages USING btree (queue_name, COALESCE(workspace_id, ''::text), priority, process_after, sequence) WHERE ((completed_at IS NULL) AND (dlq_at IS NULL));
 

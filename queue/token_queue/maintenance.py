@@ -1,7 +1,10 @@
 """Keeps the queue tidy, on every pod: retention, workers that vanished, queues that nobody handles."""
 
+from datetime import timedelta
+
 import structlog
 
+from cron_ticks.metrics import Metrics
 from cron_ticks.settings import Settings
 from token_queue.handlers import Handlers
 from token_queue.queue_repository import QueueRepository
@@ -14,10 +17,13 @@ class QueueMaintenance:
 
     name = "queue-maintenance"
 
-    def __init__(self, queue: QueueRepository, handlers: Handlers, settings: Settings) -> None:
+    def __init__(
+        self, queue: QueueRepository, handlers: Handlers, settings: Settings, metrics: Metrics | None = None
+    ) -> None:
         self._queue = queue
         self._handlers = handlers
         self._settings = settings
+        self._metrics = Metrics() if metrics is None else metrics
 
     async def run_once(self) -> float:
         """One pass."""
@@ -31,10 +37,12 @@ class QueueMaintenance:
 
     async def _delete_completed(self) -> None:
         limit, deleted = self._settings.cleanup_batch_size, 0
+        otherwise = timedelta(seconds=self._settings.message_retention_seconds)
         while True:
-            batch = await self._queue.delete_completed(self._handlers.all(), limit=limit)
+            batch = await self._queue.delete_completed(self._handlers.all(), otherwise=otherwise, limit=limit)
             deleted += batch
             if batch < limit:
                 break
+        self._metrics.messages_removed.inc(deleted)
         if deleted:
             log.info("completed_messages_removed", messages=deleted)

@@ -17,8 +17,7 @@ class Message(Generic[PayloadT]):
 
     The payload is JSON, or the pydantic model that the handler declares by `Message[Model]`. A message that a schedule
     sent has the headers `schedule_id`, `schedule_name`, `scheduled_for` (the occurrence, ISO 8601 in UTC), `tick_id`,
-    `attempt` (of the tick: 1, unless it was tried before), `ticker_id` and `origin` (schedule, trigger, backfill or
-    recovery).
+    `attempt` (of the tick: 1, unless it could not be sent before), `ticker_id` and `origin` (schedule or trigger).
     """
 
     id: str
@@ -40,6 +39,7 @@ class RawMessage:
     headers_json: str
     attempt: int
     worker_deaths: int  # workers that died with it in hand
+    exclusive_for: str | None = None  # the schedule of which no other message may be unfinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import structlog
 
 from cron_ticks.database import PASSING_ERRORS
 from cron_ticks.loops import Pause
+from cron_ticks.repository import CronRepository
 from token_queue.hand import Hand, InHand, Pair
 from token_queue.queue_repository import Failure, QueueRepository
 
@@ -28,14 +29,22 @@ class Outcome:
     failure: Failure | None = None
     buried: bool = False
 
+    @property
+    def finished(self) -> bool:
+        """Completed or dead."""
+        return self.failure is None or self.failure.retry_in is None
+
 
 class OutcomeWriter:
     """Writes outcomes and lets go of tokens; on an error it keeps them and tries again while the server is away."""
 
     name = "outcome-writer"
 
-    def __init__(self, queue: QueueRepository, hand: Hand, *, pause: Pause, ticker_pause: Pause) -> None:
+    def __init__(
+        self, queue: QueueRepository, hand: Hand, *, cron: CronRepository, pause: Pause, ticker_pause: Pause
+    ) -> None:
         self._queue = queue
+        self._cron = cron
         self._hand = hand
         self._pause = pause
         self._ticker_pause = ticker_pause
@@ -65,6 +74,7 @@ class OutcomeWriter:
                         pair.releasing = False
                     raise
                 self._note_written(outcomes, finished, ours)
+                await self._release_waiting(outcomes)
         return 0.0 if self._outcomes else LONG_SLEEP_SECONDS
 
     async def flush(self) -> None:
@@ -115,6 +125,16 @@ class OutcomeWriter:
         if finished and self._hand.stopping:  # what is left of them is for others
             await self._queue.wake_workers(sorted({pair.handler.queue_name for pair in finished}))
         return ours
+
+    async def _release_waiting(self, outcomes: Sequence[Outcome]) -> None:
+        """Ticks that wait for the end of these messages; whoever fires them looks by himself too, but later."""
+        schedules = {outcome.entry.message.exclusive_for for outcome in outcomes if outcome.finished}
+        waiting = [schedule_id for schedule_id in schedules if schedule_id is not None]
+        if waiting:
+            try:
+                await self._cron.release_waiting(waiting)
+            except PASSING_ERRORS as error:
+                log.warning("waiting_not_released", schedules=len(waiting), error=str(error))
 
     def _note_written(self, outcomes: Sequence[Outcome], finished: Sequence[Pair], ours: set[str]) -> None:
         now = time.monotonic()

@@ -1,8 +1,8 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
 import json
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -21,11 +21,15 @@ from cron_ticks.loops import ServiceHealth
 from cron_ticks.migrator import migrate, pending_migrations
 from cron_ticks.repository import CronRepository, Saved
 from cron_ticks.schedules import (
+    OWN_QUEUE,
+    Delivery,
     Jitter,
+    Overlap,
     Priority,
     Schedule,
     ScheduleChanges,
     ScheduleDefinition,
+    SinkKind,
     Triggered,
     check_count,
     check_name,
@@ -33,6 +37,8 @@ from cron_ticks.schedules import (
     redefine_schedule,
 )
 from cron_ticks.settings import Settings
+from cron_ticks.sinks import Publish, PublishT, Sinks
+from cron_ticks.user_sinks import FunctionSink, TableSink
 from token_queue.handlers import Backoff, Handlers, HandlerT
 from token_queue.message import DeadMessage, DeletedWorkspace, QueueState, Sent, SentMany
 from token_queue.queue_repository import QueueRepository
@@ -52,7 +58,7 @@ class _Opened:
 
     stack: AsyncExitStack
     database: Database
-    services: Database  # for a worker: handlers that use up the other's connections must not stop its renewals
+    dsn: str | None  # None: the application's pool
     cron: CronRepository
     queue: QueueRepository
     embedded: EmbeddedServer | None
@@ -73,6 +79,7 @@ class QueueManager:
         self._dsn = dsn if dsn is not None else configured
         self._pool = pool
         self._handlers = Handlers(self.settings)
+        self._sinks = Sinks(self.settings)
         self._declarations = _Declarations()
         self._opened: _Opened | None = None
         self._worker: Worker | None = None
@@ -113,6 +120,34 @@ class QueueManager:
 
         return register
 
+    def add_sink(
+        self,
+        name: str,
+        sink: TableSink | FunctionSink | Publish,
+        *,
+        batch_size: int | None = None,
+        concurrency: int | None = None,
+    ) -> None:
+        """Declare where else ticks of schedules with `sink=name` go, beside our own queue.
+
+        A table or an SQL function in this database, or an async function that takes a batch of at most `batch_size`
+        ticks (100), and answers for each, in at most `concurrency` calls (4) at once.
+        """
+        if self._worker is not None:
+            raise CronTicksError("this QueueManager runs already: declare sinks before run()")
+        self._sinks.add(name, sink, batch_size=batch_size, concurrency=concurrency)
+
+    def sink(
+        self, name: str, *, batch_size: int | None = None, concurrency: int | None = None
+    ) -> Callable[[PublishT], PublishT]:
+        """Declare an async function as a sink; see `add_sink`."""
+
+        def register(publish: PublishT) -> PublishT:
+            self.add_sink(name, publish, batch_size=batch_size, concurrency=concurrency)
+            return publish
+
+        return register
+
     async def __aenter__(self) -> Self:
         if self._opened is not None:
             raise CronTicksError("this QueueManager is open already")
@@ -124,14 +159,10 @@ class QueueManager:
                 dsn = embedded.dsn
             database = await stack.enter_async_context(open_database(self.settings, dsn=dsn, pool=self._pool))
             await _prepare_schema(database, self.settings)
-            services = database
-            if dsn is not None:
-                opening = open_database(self.settings, dsn=dsn, max_size=SERVICE_CONNECTIONS, check=False)
-                services = await stack.enter_async_context(opening)
             queue = QueueRepository(database, "")
             cron = CronRepository(database, self.settings)
             await cron.make_run_partitions()
-            self._opened = _Opened(stack.pop_all(), database, services, cron, queue, embedded)
+            self._opened = _Opened(stack.pop_all(), database, dsn, cron, queue, embedded)
         return self
 
     async def __aexit__(
@@ -277,6 +308,12 @@ class QueueManager:
         starts_at: datetime | None = None,
         ends_at: datetime | None = None,
         max_runs: int | None = None,
+        sink: str = OWN_QUEUE,
+        delivery: Delivery | None = None,
+        overlap: Overlap = "allow",
+        max_attempts: int | None = None,
+        max_age: float | timedelta | None = None,
+        backoff: float | timedelta | None = None,
         connection: Connection | None = None,
     ) -> Schedule:
         """Declare that `payload` goes to `queue_name` every so many seconds, or once at a time.
@@ -287,6 +324,11 @@ class QueueManager:
 
         The first occurrence is now, or `starts_at`; there is none after `ends_at`, and no more than `max_runs`. Each
         moves by up to `jitter` either way: a ratio of the interval (0.1 by default, capped), a timedelta, or None.
+
+        With `sink` it goes somewhere else than to our own queue: see `add_sink`. `delivery` is exactly_once in this
+        database; outside it is at_least_once, or at_most_once. `overlap` says what happens while the schedule's last
+        message is unfinished: allow, skip, or queue_one. A tick that can't be sent is tried `max_attempts` times, with
+        pauses from `backoff` on, while it is younger than `max_age`; what is left out comes from the settings.
         """
         definition = define_schedule(
             queue_name,
@@ -300,7 +342,14 @@ class QueueManager:
             starts_at=starts_at,
             ends_at=ends_at,
             max_runs=max_runs,
+            sink=sink,
+            delivery=delivery,
+            overlap=overlap,
+            max_attempts=max_attempts,
+            max_age=max_age,
+            backoff=backoff,
             jitter_cap=self.settings.jitter_cap,
+            sinks=await self._known_sinks(sink, connection),
         )
         cron = self._open.cron
         if connection is None:
@@ -316,10 +365,20 @@ class QueueManager:
     ) -> Schedule:
         """Change what is given and leave the rest, as an edit by `schedule()` does: `every=`, `payload=` and so on."""
         check_name("schedule_id", schedule_id)
-        change = partial(redefine_schedule, changes=changes, jitter_cap=self.settings.jitter_cap)
+        sinks = await self._known_sinks(changes.get("sink"), connection)
+        change = partial(redefine_schedule, changes=changes, jitter_cap=self.settings.jitter_cap, sinks=sinks)
         saved = await self._open.cron.update_schedule(schedule_id, change, connection=connection)
         _log_saved(saved, connection)
         return saved.schedule
+
+    async def _known_sinks(self, sink: str | None, connection: Connection | None) -> Mapping[str, SinkKind]:
+        """This process's, and unless these are enough those that workers serve."""
+        own = self._sinks.kinds
+        if sink is not None:
+            check_name("sink", sink)
+        if sink == OWN_QUEUE or sink in own:
+            return own
+        return {**await self._open.cron.known_sinks(connection=connection), **own}
 
     async def update_schedule_interval(
         self, schedule_id: str, every: float | timedelta, *, connection: Connection | None = None
@@ -420,11 +479,23 @@ class QueueManager:
         """
         if self._worker is not None:
             raise CronTicksError("this QueueManager runs already: run() is called once at a time")
-        self._worker = Worker(self._open.services, self._handlers, self.settings, self._open.embedded)
-        try:
-            await self._worker.run(handle_signals=handle_signals)
-        finally:
-            self._worker = None
+        async with self._services() as services:
+            self._worker = Worker(services, self._handlers, self._sinks, self.settings, self._open.embedded)
+            try:
+                await self._worker.run(handle_signals=handle_signals)
+            finally:
+                self._worker = None
+
+    @asynccontextmanager
+    async def _services(self) -> AsyncIterator[Database]:
+        """Connections for a worker: handlers that use up those of the application must not stop its renewals."""
+        opened = self._open
+        if opened.dsn is None:
+            yield opened.database
+            return
+        most = SERVICE_CONNECTIONS + len(self._sinks.kinds)
+        async with open_database(self.settings, dsn=opened.dsn, max_size=most, check=False) as services:
+            yield services
 
     @property
     def health(self) -> dict[str, ServiceHealth]:

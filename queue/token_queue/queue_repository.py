@@ -7,15 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
-from cron_ticks.database import Connection, Database
+from cron_ticks.database import Connection, Database, storable
 from cron_ticks.errors import MessageNotFoundError
 from cron_ticks.ids import new_token_id
+from cron_ticks.schedules import OWN_QUEUE
+from cron_ticks.sinks import SameDatabaseSink
 from token_queue import queue_sql as sql
 from token_queue.handlers import QueueHandler
 from token_queue.message import DeadMessage, QueueState, RawMessage, Sent, SentMany
 from token_queue.sending import COPY_COLUMNS, NewMessage
 
-LONGEST_ERROR = 10_000
 LONGEST_TRACEBACK = 20_000
 DEAD_BATCH = 1000
 LONG_DEADLINE_SECONDS = 3600.0  # of a statement that reads all messages
@@ -23,10 +24,8 @@ SHORTEST_COPY = 100  # messages: fewer are as well inserted
 THE_BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
-class QueueSink:
-    """Our own queue as a sink of the cron."""
-
-    insert_from_fired = sql.INSERT_FROM_FIRED
+# Our own queue as a sink of the cron.
+QUEUE_SINK = SameDatabaseSink(OWN_QUEUE, sql.INSERT_FROM_FIRED, sql.INSERT_FROM_LIMITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +283,19 @@ class QueueRepository:
         await self._database.fetch(sql.RETIRE_WORKER, self._worker_id, self._database.channel)
 
     async def delete_completed(
-        self, handlers: Sequence[QueueHandler], *, limit: int, now: datetime | None = None
+        self, handlers: Sequence[QueueHandler], *, otherwise: timedelta, limit: int, now: datetime | None = None
     ) -> int:
-        """Remove completed messages past their retention; fewer than `limit` means that none is left."""
+        """Remove completed messages past their retention; fewer than `limit` means that none is left.
+
+        `otherwise` is the retention of queues that nobody handles.
+        """
         rows = await self._database.fetch(
             sql.DELETE_COMPLETED,
             now,
             [handler.queue_name for handler in handlers],
             [handler.options.retention for handler in handlers],
             limit,
+            otherwise,
         )
         return len(rows)
 
@@ -359,11 +362,6 @@ class QueueRepository:
                 await self.wake_workers(row["queues"])
 
 
-def storable(text: str, longest: int = LONGEST_ERROR) -> str:
-    """A text that PostgreSQL can keep: no NUL, no lone surrogates, not endless."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:longest]
-
-
 def _columns(messages: Sequence[Key]) -> tuple[list[str], list[str]]:
     return [message_id for message_id, _ in messages], [token_id for _, token_id in messages]
 
@@ -377,6 +375,7 @@ def _message(row: asyncpg.Record) -> RawMessage:
         row["headers"],
         row["attempts"] + 1,
         row["worker_deaths"],
+        row["exclusive_for"],
     )
 
 

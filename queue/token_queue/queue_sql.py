@@ -3,27 +3,56 @@
 As in the cron core, the time is an argument: NULL means the database's clock. A pair is a queue and a workspace, where
 the system-wide workspace counts as ''. Whoever changes a message that may be in a worker's hand locks the token first.
 
-What is looked for by id says coalesce(completed_at, dlq_at) IS NULL, so that no planner without statistics takes the
-index of unfinished messages instead of the key.
+What is looked for by id or by schedule says coalesce(completed_at, dlq_at) IS NULL, so that no planner without
+statistics takes the index of unfinished messages instead of the key.
+"""
+
+_INSERT_FROM_TICKS = """
+    INSERT INTO {schema}.queue_messages (id, queue_name, workspace_id, payload, headers, priority, schedule_id,
+        scheduled_for, process_after, inserted_at, exclusive)
+    SELECT tick.message_id, tick.queue_name, tick.workspace_id, tick.payload,
+        jsonb_build_object(
+            'schedule_id', tick.schedule_id,
+            'schedule_name', tick.schedule_name,
+            'scheduled_for', to_char(tick.scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+            'tick_id', tick.id,
+            'attempt', tick.attempts + 1,
+            'ticker_id', pass.ticker_id,
+            'origin', tick.origin),
+        tick.priority, tick.schedule_id, tick.scheduled_for, pass.instant, pass.instant, tick.overlap <> 'allow'
 """
 
 # The queue's part of the firing statement: a message per tick that passed the gate, in the order of being due.
-INSERT_FROM_FIRED = """
-    INSERT INTO {schema}.queue_messages (id, queue_name, workspace_id, payload, headers, priority, schedule_id,
-        scheduled_for, process_after, inserted_at)
-    SELECT fired.message_id, fired.queue_name, fired.workspace_id, fired.payload,
-        jsonb_build_object(
-            'schedule_id', fired.schedule_id,
-            'schedule_name', fired.schedule_name,
-            'scheduled_for', to_char(fired.scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-            'tick_id', fired.id,
-            'attempt', fired.attempts + 1,
-            'ticker_id', pass.ticker_id,
-            'origin', fired.origin),
-        fired.priority, fired.schedule_id, fired.scheduled_for, pass.instant, pass.instant
-    FROM fired, pass
-    ORDER BY fired.due_at
+INSERT_FROM_FIRED = (
+    _INSERT_FROM_TICKS
+    + """
+    FROM fired AS tick, pass
+    ORDER BY tick.due_at
+    RETURNING 1
 """
+)
+
+# And its part where messages of a schedule must not overlap: those that find no unfinished one get in. The key decides;
+# that it looks first only spares it from waiting for whoever is just ending a message, and LIMIT makes it look one by
+# one. In the order of the key, and of one schedule's ticks the earliest goes first.
+INSERT_FROM_LIMITED = (
+    _INSERT_FROM_TICKS
+    + """
+    FROM limited AS tick
+    LEFT JOIN LATERAL (
+        SELECT message.id
+        FROM {schema}.queue_messages AS message
+        WHERE message.schedule_id = tick.schedule_id AND message.exclusive
+            AND coalesce(message.completed_at, message.dlq_at) IS NULL
+        LIMIT 1
+    ) AS unfinished ON true
+    CROSS JOIN pass
+    WHERE unfinished.id IS NULL
+    ORDER BY tick.schedule_id, tick.scheduled_for
+    ON CONFLICT (schedule_id) WHERE exclusive AND coalesce(completed_at, dlq_at) IS NULL DO NOTHING
+    RETURNING id
+"""
+)
 
 # Wakes workers up, and only if one of the queue sleeps: NOTIFY makes commits wait for each other.
 _WAKE = """
@@ -86,10 +115,11 @@ WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2
 # - `level`: a skip scan over (workspace, priority) of each queue that this process handles. One index probe per level
 #   with unfinished messages, whatever their number: it finds the level and its earliest message at once.
 # - `leased`: pairs with due messages, a free slot and room in this process, those not served lately first, then the
-#   earliest due. Of two workers the unique key lets one through. Inserted in the order of the key, so that two workers
-#   never wait for each other in a circle. Nothing is read of the pair's messages here: only a later statement sees
-#   what the last holder has done with them. Pairs that begin with a suspect are left to others while this worker has
-#   one in hand ($11): see FETCH_MESSAGES.
+#   earliest due. A pair that this worker holds already is not free for it: one fetch for two tokens of a pair would
+#   give out its messages twice. Of two workers the unique key lets one through. Inserted in the order of the key, so
+#   that two workers never wait for each other in a circle. Nothing is read of the pair's messages here: only a later
+#   statement sees what the last holder has done with them. Pairs that begin with a suspect are left to others while
+#   this worker has one in hand ($11): see FETCH_MESSAGES.
 #
 # The result has the times in which something may be due that isn't now, and a row per token leased.
 LOOK = """
@@ -166,14 +196,15 @@ free AS (
     JOIN handled USING (queue_name)
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(token.slot), '{}') AS slots,
-            coalesce(sum(cardinality(token.in_flight)), 0) AS messages
+            coalesce(sum(cardinality(token.in_flight)), 0) AS messages,
+            coalesce(bool_or(token.leased_by = $2), false) AS ours
         FROM {schema}.queue_tokens AS token
         WHERE token.queue_name = due.queue_name AND coalesce(token.workspace_id, '') = due.workspace
     ) AS taken
     LEFT JOIN unnest($7::text[], $8::text[]) WITH ORDINALITY AS served (queue_name, workspace, position)
         ON served.queue_name = due.queue_name AND served.workspace = due.workspace
     WHERE taken.slots = '{}'
-        OR cardinality(taken.slots) < handled.tokens AND (
+        OR NOT taken.ours AND cardinality(taken.slots) < handled.tokens AND (
             SELECT count(*) > taken.messages
             FROM (
                 SELECT FROM {schema}.queue_messages AS message
@@ -263,8 +294,8 @@ found AS MATERIALIZED (
         FROM (VALUES (0), (1), (2), (3)) AS level (priority)
         CROSS JOIN LATERAL (
             SELECT id, pending.queue_name, workspace_id, payload::text AS payload, headers::text AS headers,
-                attempts, worker_deaths, process_after + pending.priority * interval '10 minutes' AS turn,
-                sequence
+                attempts, worker_deaths, CASE WHEN exclusive THEN schedule_id END AS exclusive_for,
+                process_after + pending.priority * interval '10 minutes' AS turn, sequence
             FROM {schema}.queue_messages AS pending
             WHERE pending.queue_name = held.queue_name AND coalesce(pending.workspace_id, '') = held.workspace
                 AND pending.priority = level.priority
@@ -437,16 +468,47 @@ gone AS (
 SELECT ({_wake("$2::text", "given.queue_name")}) FROM gone, unnest(gone.queues) AS given (queue_name)
 """
 
-# Completed messages whose retention is over, of the queues that this process handles.
+# Completed messages whose retention is over. Each worker sees to the queues that it handles. Those that nobody handles,
+# and in which nothing was completed for as long as the settings' retention ($5), are anybody's: a skip scan, one probe
+# per queue. A worker that is away for a while may have another retention in mind.
 DELETE_COMPLETED = """
-WITH old AS (
+WITH RECURSIVE clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant),
+queue AS (
+    (
+        SELECT queue_name FROM {schema}.queue_messages
+        WHERE completed_at IS NOT NULL
+        ORDER BY queue_name
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT next.queue_name
+    FROM queue
+    CROSS JOIN LATERAL (
+        SELECT queue_name FROM {schema}.queue_messages
+        WHERE completed_at IS NOT NULL AND queue_name > queue.queue_name
+        ORDER BY queue_name
+        LIMIT 1
+    ) AS next
+),
+kept AS (
+    SELECT queue_name, retention FROM unnest($2::text[], $3::interval[]) AS handled (queue_name, retention)
+    UNION ALL
+    SELECT queue_name, $5::interval
+    FROM queue, clock
+    WHERE queue_name <> ALL ($2::text[]) AND NOT EXISTS (
+        SELECT FROM {schema}.queue_workers
+        WHERE queue_name = ANY (queues) AND seen_at > instant - interval '30 seconds')
+        AND NOT EXISTS (
+            SELECT FROM {schema}.queue_messages AS message
+            WHERE message.queue_name = queue.queue_name AND message.completed_at >= instant - $5::interval)
+),
+old AS (
     SELECT message.id
-    FROM unnest($2::text[], $3::interval[]) AS handled (queue_name, retention)
+    FROM kept
     CROSS JOIN LATERAL (
         SELECT id
         FROM {schema}.queue_messages
-        WHERE queue_name = handled.queue_name
-            AND completed_at < coalesce($1::timestamptz, statement_timestamp()) - handled.retention
+        WHERE queue_name = kept.queue_name AND completed_at < (SELECT instant FROM clock) - kept.retention
         ORDER BY completed_at
         LIMIT $4
         FOR UPDATE SKIP LOCKED
@@ -544,7 +606,8 @@ GET_DEAD = "SELECT" + DEAD_COLUMNS + "FROM {schema}.queue_messages WHERE id = $1
 # Dead letters by their ids, or all of a queue or workspace, a batch at a time from a place in their order on.
 _CHOSEN_DEAD = """
 WITH chosen AS MATERIALIZED (
-    SELECT id, queue_name, coalesce(workspace_id, '') AS workspace, dedupe_key, dlq_at
+    SELECT id, queue_name, coalesce(workspace_id, '') AS workspace, dedupe_key, dlq_at,
+        CASE WHEN exclusive THEN schedule_id END AS exclusive_for
     FROM {schema}.queue_messages
     WHERE dlq_at IS NOT NULL AND dlq_at <= $5
         AND ($1::text[] IS NULL OR id = ANY ($1))
@@ -560,7 +623,7 @@ last AS (
 """
 
 # Dead letters begin anew. One whose dedupe key another unfinished message has by now stays dead, and of several dead
-# ones with one key the first begins anew.
+# ones with one key the first begins anew; so does one of a schedule whose messages must not overlap.
 REDRIVE_DEAD = (
     _CHOSEN_DEAD
     + """
@@ -568,10 +631,15 @@ REDRIVE_DEAD = (
     UPDATE {schema}.queue_messages AS message
     SET dlq_at = NULL, attempts = 0, worker_deaths = 0, process_after = statement_timestamp()
     FROM (
-        SELECT *, row_number() OVER (PARTITION BY queue_name, workspace, dedupe_key ORDER BY dlq_at, id) AS place
+        SELECT *, row_number() OVER (PARTITION BY queue_name, workspace, dedupe_key ORDER BY dlq_at, id) AS place,
+            row_number() OVER (PARTITION BY exclusive_for ORDER BY dlq_at, id) AS turn
         FROM chosen
     ) AS chosen
     WHERE message.id = chosen.id
+        AND (chosen.exclusive_for IS NULL OR chosen.turn = 1 AND NOT EXISTS (
+            SELECT FROM {schema}.queue_messages AS other
+            WHERE other.schedule_id = chosen.exclusive_for AND other.exclusive
+                AND coalesce(other.completed_at, other.dlq_at) IS NULL))
         AND (chosen.dedupe_key IS NULL OR chosen.place = 1 AND NOT EXISTS (
             SELECT FROM {schema}.queue_messages AS other
             WHERE other.queue_name = chosen.queue_name AND coalesce(other.workspace_id, '') = chosen.workspace

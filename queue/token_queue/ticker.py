@@ -1,4 +1,4 @@
-"""The message ticker: fires due ticks, and takes due messages into hand, every 100 ms or when it is woken up."""
+"""The message ticker: takes due messages into hand, every 100 ms or when it is woken up."""
 
 import math
 import random
@@ -9,17 +9,14 @@ from datetime import timedelta
 import anyio
 import structlog
 
-from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.loops import Pause
-from cron_ticks.metrics import Metrics
-from cron_ticks.repository import CronRepository
 from cron_ticks.rows import FiredTick
 from cron_ticks.settings import Settings
 from token_queue.hand import MOST_PAIRS, Hand, Pair
 from token_queue.handlers import Handlers
 from token_queue.lanes import Lanes
 from token_queue.outcomes import OutcomeWriter
-from token_queue.queue_repository import Fetched, Look, QueueRepository, QueueSink, Wanted
+from token_queue.queue_repository import Fetched, Look, QueueRepository, Wanted
 
 log = structlog.get_logger("token_queue.ticker")
 
@@ -66,151 +63,81 @@ class Wakefulness:
 
 
 class MessageTicker:
-    """Fires ticks and keeps the hand full. Handlers run in lanes, so a slow one never delays a firing."""
+    """Keeps the hand full. Ticks are fired beside it, and handlers run in lanes, so none of them delays another."""
 
     name = "message-ticker"
 
     def __init__(
         self,
-        cron: CronRepository,
         queue: QueueRepository,
         handlers: Handlers,
         settings: Settings,
         *,
-        ticker_id: str,
         hand: Hand,
         lanes: Lanes,
         writer: OutcomeWriter,
         pause: Pause,
         hears: Callable[[], bool] = lambda: False,
-        metrics: Metrics | None = None,
     ) -> None:
-        self._cron = cron
         self._queue = queue
         self._handlers = handlers.all()
         self._by_queue = {handler.queue_name: handler for handler in self._handlers}
         self._settings = settings
-        self._ticker_id = ticker_id
         self._hand = hand
         self._lanes = lanes
         self._writer = writer
         self._pause = pause
         self._hears = hears
-        self._metrics = Metrics() if metrics is None else metrics
-        self._sink = QueueSink()
         self._lease_length = timedelta(seconds=settings.lease_seconds)
         self._interval = settings.ticker_interval_ms / 1000
         self._wakefulness = Wakefulness()
-        self._fire_at = self._ask_at = self._beat_at = 0.0
-        self._due_known = False  # whether there is a tick for `_fire_at`
+        self._beat_at = 0.0
         self._fired_pairs: set[tuple[str, str | None]] = set()  # whose holders may not know of it
+        self._woken: set[str] = set()  # queues whose workers were woken up by the firing under way
         self._look_at = 0.0  # when something known becomes due
 
     async def run_once(self) -> float:
-        """Fire what is due, then take as many messages as there is room for."""
-        try:
-            if time.monotonic() >= min(self._fire_at, self._ask_at):
-                await self._fire_due_ticks()
-        finally:  # trouble with ticks is none of the messages'
-            if self._handlers and not self._pause.stopping:
-                await self._take_messages()
-                await self._wake_holders()
+        """Take as many messages as there is room for."""
+        if self._handlers and not self._pause.stopping:
+            fired, self._fired_pairs = self._fired_pairs, set()
+            await self._take_messages()
+            await self._wake_holders(fired)
         return self._seconds_to_sleep()
 
-    def notice(self, notice: str) -> None:
-        """Ticks were made that are due soon, or a message was sent to the queue of this name."""
-        if notice == TICKS_NOTICE:
-            self.reconsider()
-        elif notice in self._by_queue:
-            self._fetch_again({notice})
+    def notice(self, queue_name: str) -> None:
+        """A message was sent to this queue."""
+        if queue_name in self._by_queue:
+            self._fetch_again({queue_name})
             self._pause.wake()
-
-    def reconsider(self) -> None:
-        """What was known of the next tick may not hold any more: ask anew."""
-        self._fire_at, self._due_known = 0.0, False
-        self._pause.wake()
 
     def _fetch_again(self, queues: Collection[str]) -> None:
         for pair in self._hand.pairs.values():
             if pair.handler.queue_name in queues:
                 pair.fetch_at = 0.0
 
-    async def _fire_due_ticks(self) -> None:
-        known = self._due_known and time.monotonic() >= self._fire_at
-        self._fire_at = math.inf  # unless a notice comes while we ask
-        try:
-            due_in = timedelta(0) if known else await self._cron.next_due_in()
-            taken = 0
-            if due_in is not None and due_in <= timedelta(0):
-                taken = await self._drain_ticks()
-                due_in = await self._cron.next_due_in()
-        except BaseException:
-            self._fire_at, self._due_known = 0.0, False  # with the next pass, which is as far off as trouble makes it
-            raise
-        longest = self._settings.ticker_idle_seconds if self._hears() else self._interval
-        wait = math.inf if due_in is None else due_in.total_seconds()
-        if wait <= 0:  # it became due meanwhile; or it is in others' hands, who may keep it for long
-            wait = self._interval / 10 if taken else self._interval
-        now = time.monotonic()
-        self._due_known = wait <= 1.5 * longest and self._fire_at == math.inf
-        self._fire_at = min(self._fire_at, now + min(wait, 1.5 * longest))
-        self._ask_at = now + longest / 2  # with the next look for messages, so that both come together
+    async def note_fired(self, fired: Sequence[FiredTick], *, more: bool) -> None:
+        """This process has fired ticks.
 
-    async def _drain_ticks(self) -> int:
-        """Fire what is due now, the most urgent first; what becomes due meanwhile is for the next pass."""
-        limit = self._settings.ticker_batch_size
-        due_until = None
-        total = 0
-        woken: set[str] = set()
-        while True:
-            begun = time.monotonic()
-            taken = await self._cron.fire_due_ticks(
-                self._sink, ticker_id=self._ticker_id, limit=limit, due_until=due_until
-            )
-            if taken:
-                due_until = taken[0].due_until
-                self._metrics.lease_duration.observe([time.monotonic() - begun])
-                fired = [tick for tick in taken if tick.passed]
-                self._note(fired, [tick for tick in taken if not tick.passed])
-                woken |= await self._wake_others(fired, woken)
-            total += len(taken)
-            if len(taken) < limit:
-                break
-        if total > limit:  # whoever was woken up by the first batches may have found nothing more
-            await self._queue.wake_workers(sorted(woken))
-        return total
-
-    def _note(self, fired: Sequence[FiredTick], refused: Sequence[FiredTick]) -> None:
-        lateness = [max(0.0, tick.lateness.total_seconds()) for tick in fired]
-        self._metrics.note_fired([tick.origin for tick in fired], lateness)
-        self._metrics.refused.inc(len(refused))
-        _log_refused(refused)
-        if fired:
-            log.info("ticks_fired", ticks=len(fired), lateness_max_ms=round(max(lateness) * 1000, 1))
-        if self._settings.log_level == "debug":  # a line per tick is not for free
-            _log_fired(fired)
-
-    async def _wake_others(self, fired: Sequence[FiredTick], woken: Collection[str]) -> set[str]:
-        """Those who sleep don't know of messages that this process can't handle, or not all at once.
-
-        Returns the queues whose workers were woken up, which need not be done at each batch.
+        Those who sleep don't know of messages that it can't handle, or not all at once. Their queues need not be woken
+        up at each batch; but when the last is out, those woken by the first may have found nothing more.
         """
         pairs = {(tick.queue_name, tick.workspace_id) for tick in fired}
         queues = {queue_name for queue_name, _ in pairs}
         self._fired_pairs |= {pair for pair in pairs if pair[0] in self._by_queue}
         self._fetch_again(queues)
+        self._pause.wake()
+        news = queues - self._woken
+        again = set() if more else self._woken
         if len(fired) <= self._settings.message_concurrency and queues <= self._by_queue.keys():
-            return set()
-        news = queues.difference(woken)
-        if news:
-            await self._queue.wake_workers(sorted(news))
-        return news
+            news = set()
+        self._woken = self._woken | news if more else set()
+        if news | again:
+            await self._queue.wake_workers(sorted(news | again))
 
-    async def _wake_holders(self) -> None:
+    async def _wake_holders(self, fired: Collection[tuple[str, str | None]]) -> None:
         """Of the pairs that we fired for and could not lease: whoever holds one may think that nothing is left."""
         held = {(pair.handler.queue_name, pair.workspace_id) for pair in self._hand.pairs.values()}
-        queues = {queue_name for queue_name, _ in self._fired_pairs - held}
-        self._fired_pairs.clear()
+        queues = {queue_name for queue_name, _ in set(fired) - held}
         if queues:
             await self._queue.wake_workers(sorted(queues))
 
@@ -308,10 +235,10 @@ class MessageTicker:
         """Until something is due that is known, or as long as a sleeper may; NOTIFY ends it."""
         now = time.monotonic()
         if not self._handlers:
-            return max(0.0, self._fire_at - now)
+            return math.inf
         longest = self._settings.ticker_idle_seconds
         sleep = self._wakefulness.longest_sleep(now, shortest=self._interval, longest=longest)
-        moments = (self._fire_at, self._look_at, self._hand.next_fetch(now, patience=self._interval))
+        moments = (self._look_at, self._hand.next_fetch(now, patience=self._interval))
         return max(0.0, min(sleep * random.uniform(*SPREAD), min(moments) - now))  # noqa: S311 - no secret
 
 
@@ -342,22 +269,3 @@ class TokenRenewal:
                     self._hand.lose(pair)
             self._lanes.dispatch()
         return self._settings.lease_renewal_seconds
-
-
-def _log_refused(refused: Sequence[FiredTick]) -> None:
-    """Occurrences that had fired before: the gate stopped them."""
-    for tick in refused:
-        scheduled_for = tick.scheduled_for.isoformat()
-        log.warning("tick_refused", tick_id=tick.id, schedule_id=tick.schedule_id, scheduled_for=scheduled_for)
-
-
-def _log_fired(fired: Sequence[FiredTick]) -> None:
-    for tick in fired:
-        log.debug(
-            "tick_fired",
-            tick_id=tick.id,
-            schedule_id=tick.schedule_id,
-            schedule=tick.schedule_name,
-            scheduled_for=tick.scheduled_for.isoformat(),
-            lateness_ms=round(tick.lateness.total_seconds() * 1000, 1),
-        )

@@ -16,11 +16,12 @@ import sys
 from cron_ticks.cli.bench.contenders import connected
 from cron_ticks.cli.bench.contract import run, stdin_lines
 from cron_ticks.database import in_schema
+from cron_ticks.firing import DUE_NOW
 from cron_ticks.ids import new_ticker_id
 from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.tick_repository import firing_statement
 from token_queue import QueueManager
-from token_queue.queue_repository import QueueSink
+from token_queue.queue_repository import QUEUE_SINK
 
 SCHEMA = "public"
 CHANNEL = f"cron_ticks.{SCHEMA}"
@@ -44,10 +45,10 @@ async def fire_bare(dsn: str, batch: int, statements: int) -> None:
     """Run `statements` of them when told, and more if ticks are left then; wait for the end of stdin."""
     reader = await stdin_lines()
     async with connected(dsn) as connection, connected(dsn) as listening:
-        text = in_schema(firing_statement(QueueSink.insert_from_fired), SCHEMA)
+        text = in_schema(firing_statement(QUEUE_SINK), SCHEMA)
         statement = await connection.prepare(text)
         await connection.execute("SELECT")  # ends the transaction that a prepare leaves open, with its locks
-        arguments = [(new_ticker_id(), batch, None, None)]
+        arguments = [(new_ticker_id(), batch, None, None, QUEUE_SINK.name, DUE_NOW)]
         told = asyncio.Event()
 
         def note(*notice: object) -> None:

@@ -1,0 +1,3 @@
+"""The release of this code."""
+
+__version__ = "0.1.0"
