@@ -16,6 +16,7 @@ import pytest
 
 from cron_ticks.schedules import Schedule
 from cron_ticks.settings import Settings
+from support.crowd import after, count, expected_of, stop, until_end
 from support.pgbouncer import PROGRAM, PgBouncer
 from support.processes import Processes, RunningProcess
 from support.servers import TestServer
@@ -32,8 +33,6 @@ AT_ONCE = timedelta(seconds=3)  # a ticker that sleeps would not look for longer
 
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
-Occurrence = tuple[str, datetime]
-
 
 @dataclass(frozen=True)
 class Scale:
@@ -47,25 +46,6 @@ class Scale:
 @pytest.fixture
 def scale(size: int) -> Scale:
     return Scale(20, size, 60) if size == 1000 else Scale(6, size, 8)
-
-
-def expected_of(schedules: Sequence[Schedule]) -> set[Occurrence]:
-    """What should fire, by plain arithmetic: each `anchor + k * interval` up to the end."""
-    expected = set()
-    for schedule in schedules:
-        assert schedule.interval is not None
-        assert schedule.ends_at is not None
-        steps = (schedule.ends_at - schedule.anchor_at) // schedule.interval
-        expected |= {(schedule.id, schedule.anchor_at + step * schedule.interval) for step in range(steps + 1)}
-    return expected
-
-
-async def end_of(scale: Scale, connection: Any) -> datetime:
-    """When schedules that are declared from now on end."""
-    ends_at: datetime = await connection.fetchval(
-        "SELECT statement_timestamp() + $1::interval", timedelta(seconds=scale.seconds)
-    )
-    return ends_at
 
 
 async def declare(dsn: str, scale: Scale, ends_at: datetime) -> list[Schedule]:
@@ -87,12 +67,6 @@ async def declare(dsn: str, scale: Scale, ends_at: datetime) -> list[Schedule]:
     return schedules
 
 
-async def until_end(ends_at: datetime, connection: Any) -> float:
-    """Seconds that are left, by the database's clock."""
-    left: timedelta = await connection.fetchval("SELECT $1::timestamptz - statement_timestamp()", ends_at)
-    return max(0.0, left.total_seconds())
-
-
 async def drain(dsn: str, ends_at: datetime, connection: Any, *, handled: bool = False) -> None:
     """Wait until nothing is left to make or to fire. Watched from the end on: a watched table is a slower one."""
     await anyio.sleep(await until_end(ends_at, connection))
@@ -103,13 +77,6 @@ async def drain(dsn: str, ends_at: datetime, connection: Any, *, handled: bool =
         )
         if handled:
             await watch.until("SELECT NOT EXISTS (SELECT FROM queue_messages WHERE completed_at IS NULL)")
-
-
-async def stop(workers: Sequence[RunningProcess]) -> None:
-    for worker in workers:
-        worker.send(signal.SIGTERM)
-    for worker in workers:
-        assert await worker.wait() == 0
 
 
 async def assert_exact(schedules: Sequence[Schedule], connection: Any) -> int:
@@ -126,10 +93,6 @@ async def assert_exact(schedules: Sequence[Schedule], connection: Any) -> int:
     assert {row["outcome"] for row in runs} == {"enqueued"}
     assert sorted(tuple(row)[:3] for row in runs) == sorted(tuple(row) for row in messages)
     return len(expected)
-
-
-def count(workers: Sequence[RunningProcess], event: str) -> int:
-    return sum(line["event"] == event for worker in workers for line in worker.events)
 
 
 async def summary(workers: Sequence[RunningProcess], schedules: Sequence[Schedule], connection: Any) -> str:
@@ -156,7 +119,7 @@ async def test_many_managers_and_tickers_fire_each_occurrence_once(
     workers = await asyncio.gather(
         *(processes.worker(dsn, "without_handlers", **SETTINGS) for _ in range(scale.processes))
     )
-    ends_at = await end_of(scale, connection)
+    ends_at = await after(scale.seconds, connection)
     schedules = await declare(dsn, scale, ends_at)
     await drain(dsn, ends_at, connection)
     await stop(workers)
@@ -219,7 +182,7 @@ async def test_killed_and_stopped_processes_lose_and_repeat_nothing(
     print(f"\nseed {seed}")  # noqa: T201
     crew = Crew(processes, dsn)
     await asyncio.gather(*(crew.hire() for _ in range(scale.processes)))
-    ends_at = await end_of(scale, connection)
+    ends_at = await after(scale.seconds, connection)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(crew.disturb, random.Random(seed), ends_at, connection)  # noqa: S311
         schedules = await declare(dsn, scale, ends_at)
@@ -253,7 +216,7 @@ async def test_wrong_clocks_of_pods_change_nothing(
     for worker, (shift, _) in zip(workers, clocks, strict=True):
         started = await worker.wait_for("worker_started")
         assert abs(datetime.fromisoformat(started["timestamp"]) - now - shift) < hour / 10
-    ends_at = await end_of(scale, connection)
+    ends_at = await after(scale.seconds, connection)
     schedules = await declare(dsn, scale, ends_at)
     await drain(dsn, ends_at, connection, handled=True)
     await stop(workers)

@@ -17,6 +17,8 @@ from support.rig import handling, rig
 from token_queue import Backoff, Message, QueueManager, RejectMessage
 from token_queue.handlers import Handlers
 
+WEEK = timedelta(days=7)
+
 pytestmark = [pytest.mark.sql, pytest.mark.pooled]
 
 
@@ -395,9 +397,9 @@ async def test_completed_messages_stay_until_their_retention_ends(
     pending = await manager.send("queue", process_after=3600)
     async with rig(database, handlers) as parts:
         await parts.drain()
-        assert await parts.queue.delete_completed(handlers.all(), limit=10) == 0
+        assert await parts.queue.delete_completed(handlers.all(), otherwise=WEEK, limit=10) == 0
         now = await connection.fetchval("SELECT statement_timestamp() + interval '2 hours'")
-        assert await parts.queue.delete_completed(handlers.all(), limit=1, now=now) == 1
-        assert await parts.queue.delete_completed(handlers.all(), limit=10, now=now) == 1
+        assert await parts.queue.delete_completed(handlers.all(), otherwise=WEEK, limit=1, now=now) == 1
+        assert await parts.queue.delete_completed(handlers.all(), otherwise=WEEK, limit=10, now=now) == 1
     left = {row["id"] for row in await connection.fetch("SELECT id FROM queue_messages")}
     assert left == {sent[1].id, pending.id}

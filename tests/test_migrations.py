@@ -18,7 +18,7 @@ from cron_ticks.settings import Settings
 from support.processes import Processes
 from token_queue import Message, QueueManager
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.every_version
 
 LATER_MIGRATION = """
 INSERT INTO cron_ticks_migrations (number, name, checksum, oldest_release) VALUES (9000, 'later', 'x', $1)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from cron_ticks import schedule_sql, tick_sql
+from cron_ticks import lease_sql, schedule_sql, tick_sql
 from cron_ticks.database import Database
 from cron_ticks.tick_repository import firing_statement
-from token_queue.queue_repository import QueueSink
+from token_queue.queue_repository import QUEUE_SINK
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.every_version
 
 BATCH = 100
-MOST_BUFFERS = 60 * BATCH  # of a statement about a batch: each row has its places in some indexes
+MOST_BUFFERS = 150 * BATCH  # of a statement about a batch: each row has its places in some indexes
 MOST_BUFFERS_OF_ONE = 200  # of a statement about one schedule
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MANY = [f"cron_{number}" for number in range(1, BATCH + 1)]
@@ -37,7 +37,22 @@ FILL = (
     """INSERT INTO cron_runs (schedule_id, scheduled_for, version, origin, outcome, ended_at, attempts)
     SELECT 'cron_' || k, $2::timestamptz - interval '1 hour', 1, 'schedule', 'enqueued', $2, 1
     FROM generate_series(1, $1::int / 10) AS k""",
+    # a schedule of messages that must not overlap: every tenth is unfinished, the first BATCH have a tick
+    """INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for, exclusive, completed_at)
+    SELECT 'msg_before_' || k, 'queue', '{}', 'cron_' || k, $2::timestamptz - interval '1 hour', true,
+        CASE WHEN k % 10 > 0 THEN $2::timestamptz END
+    FROM generate_series(1, $1::int / 10) AS k""",
+    """INSERT INTO cron_ticks (id, schedule_id, schedule_name, queue_name, payload, scheduled_for, execute_at, due_at,
+        created_at, turn, overlap)
+    SELECT 'tick_limited_' || k, 'cron_' || k, k, 'queue', '{}', moment, moment, moment, $2, 2, 'queue_one'
+    FROM generate_series(1, least($1::int, 100)) AS k,
+        LATERAL (SELECT $2::timestamptz - interval '7 minutes' AS moment) AS due""",
 )
+
+LIMITS = (3, timedelta(days=1))
+NO = [False] * BATCH
+SENDING = ("queue", "exactly_once", "allow", None, None, None)
+TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     # generation
@@ -53,16 +68,34 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "RULES": (tick_sql.RULES, (MANY,)),
     "CREATE_TICKS": (
         tick_sql.CREATE_TICKS,
-        ([f"tick_new_{number}" for number in range(BATCH)], MANY, LATER, NOW, timedelta(0)),
+        ([f"tick_new_{number}" for number in range(BATCH)], MANY, LATER, NOW, timedelta(0), timedelta(seconds=60)),
     ),
     "FIND_TICKS": (tick_sql.FIND_TICKS, (MANY, LATER)),
     "UPDATE_NEXT_TICK_NEEDED": (tick_sql.UPDATE_NEXT_TICK_NEEDED, (MANY, LATER, [1] * BATCH)),
     # firing
-    "FIRE_DUE_TICKS": (firing_statement(QueueSink.insert_from_fired), ("ticker_x", BATCH, NOW, None)),
-    "LEASE_DUE_TICKS": (tick_sql.LEASE_DUE_TICKS, ("ticker_x", BATCH, NOW, timedelta(seconds=10))),
-    "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW,)),
-    "DELETE_TICK": (tick_sql.DELETE_TICK, ("tick_7", "ticker_x", NOW)),
-    "DELETE_EXPIRED_TICKS": (tick_sql.DELETE_EXPIRED_TICKS, (timedelta(0), 3, BATCH, NOW)),
+    "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0)),
+    "FIRE_DUE_TICKS, limited": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 2)),
+    "FIRE_DUE_TICKS, chosen": (
+        firing_statement(QUEUE_SINK, chosen=True),
+        ("ticker_x", BATCH, NOW, NOW, "queue", 0, TICKS),
+    ),
+    "FIND_DUE_TICKS": (tick_sql.FIND_DUE_TICKS, ("queue", 0, NOW, BATCH)),
+    "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW, "queue")),
+    "RELEASE_WAITING": (tick_sql.RELEASE_WAITING, (MANY, NOW, "a_channel", "a notice")),
+    # leasing
+    "LEASE_DUE_TICKS": (
+        lease_sql.LEASE_DUE_TICKS,
+        ("ticker_x", BATCH, NOW, timedelta(seconds=10), "queue", *LIMITS, 2),
+    ),
+    "RENEW_LEASES": (lease_sql.RENEW_LEASES, ("ticker_x", TICKS, NOW, timedelta(seconds=10), False)),
+    "RELEASE_LEASES": (lease_sql.RELEASE_LEASES, ("ticker_x", TICKS, NOW)),
+    "END_TICKS": (lease_sql.END_TICKS, ("ticker_x", TICKS, NOW)),
+    "FAIL_TICKS": (
+        lease_sql.FAIL_TICKS,
+        (None, TICKS, [0] * BATCH, ["x"] * BATCH, NO, *LIMITS, timedelta(seconds=10), NOW, NO, "ticker_x"),
+    ),
+    "DELETE_EXPIRED_TICKS": (lease_sql.DELETE_EXPIRED_TICKS, (timedelta(0), BATCH, NOW, *LIMITS)),
+    "UNSERVED_SINKS": (lease_sql.UNSERVED_SINKS, (NOW,)),
     # changing a schedule and planning it anew
     "FIND_SCHEDULE": (schedule_sql.FIND_SCHEDULE, (None, "777", "{}", NOW)),
     "FIND_SCHEDULE of a workspace": (schedule_sql.FIND_SCHEDULE, ("ws_778", "778", "{}", NOW)),
@@ -73,7 +106,7 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "DELETE_FUTURE_TICKS": (schedule_sql.DELETE_FUTURE_TICKS, ("cron_777", NOW)),
     "EDIT_SCHEDULE": (
         schedule_sql.EDIT_SCHEDULE,
-        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, NOW, NOW, 0),
+        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, NOW, NOW, 0),
     ),
     "IS_BACK": (schedule_sql.IS_BACK, ("cron_777", 3)),
     "MOVE_CURSOR": (schedule_sql.MOVE_CURSOR, ("cron_777", NOW, 0)),
@@ -93,6 +126,13 @@ OF_A_BATCH = {
     "FIND_TICKS",
     "UPDATE_NEXT_TICK_NEEDED",
     "FIRE_DUE_TICKS",
+    "FIRE_DUE_TICKS, chosen",
+    "FIRE_DUE_TICKS, limited",
+    "RELEASE_WAITING",
+    "RENEW_LEASES",
+    "RELEASE_LEASES",
+    "END_TICKS",
+    "FAIL_TICKS",
     "LEASE_DUE_TICKS",
 }
 

@@ -34,9 +34,15 @@ async def test_a_schedule_reaches_its_handler(dsn: str, connection: Any) -> None
         await manager.schedule("memo.batch_check", every=3600, payload={"scope": "system"})
         with anyio.fail_after(30):
             await arrived.wait()
-        assert {"schedule-manager", "message-ticker", "cleanup", "token-renewal", "outcome-writer", "listener"} <= set(
-            manager.health
-        )
+        assert {
+            "schedule-manager",
+            "message-ticker",
+            "tick-firer queue",
+            "cleanup",
+            "token-renewal",
+            "outcome-writer",
+            "listener",
+        } <= set(manager.health)
         manager.stop()
     assert await connection.fetchval("SELECT completed_at IS NOT NULL FROM queue_messages")
 
@@ -83,8 +89,8 @@ async def test_nothing_is_left_running(dsn: str, connection: Any) -> None:
 
 async def test_no_statement_of_ours_is_compiled_or_reads_a_table_it_need_not(dsn: str) -> None:
     """On the connections of both pools. A server with LLVM would take 150 ms for each send() otherwise."""
-    async with QueueManager(dsn) as manager:
-        for database in (manager.database, manager._open.services):
+    async with QueueManager(dsn) as manager, manager._services() as services:
+        for database in (manager.database, services):
             assert await database.fetchval("SHOW enable_seqscan") == "off"
             assert await database.fetchval("SHOW jit") == "off"
         plan = await manager.database.fetch(
@@ -168,7 +174,7 @@ async def test_a_failing_service_does_not_end_the_worker(dsn: str, connection: A
 async def watch_errors(manager: QueueManager) -> None:
     """Until the ticker has failed twice; each look is one turn of the event loop."""
     with anyio.fail_after(30):
-        while "message-ticker" not in manager.health or manager.health["message-ticker"].errors < 2:
+        while "tick-firer queue" not in manager.health or manager.health["tick-firer queue"].errors < 2:
             await anyio.lowlevel.checkpoint()
 
 

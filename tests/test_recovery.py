@@ -171,7 +171,7 @@ async def test_a_service_whose_statement_hangs_meets_its_deadline_and_goes_on(
         async with connection.transaction():
             await connection.execute("LOCK TABLE cron_ticks IN ACCESS EXCLUSIVE MODE")
             worker = await processes.worker(dsn, statement_timeout_seconds="2")
-            failed = await worker.wait_for("service_failed", where=lambda line: line["service"] == "message-ticker")
+            failed = await worker.wait_for("service_failed", where=lambda line: line["service"] == "tick-firer queue")
             assert failed["error"].startswith("TimeoutError")
         await manager.schedule("queue", every=3600)
         await watch.until("SELECT count(completed_at) = 1 FROM queue_messages")

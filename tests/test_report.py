@@ -11,7 +11,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
-from token_queue.queue_repository import QueueSink
+from token_queue.queue_repository import QUEUE_SINK
 
 pytestmark = pytest.mark.sql
 
@@ -24,7 +24,7 @@ async def fire_for_a_while(database: Database, settings: Settings) -> datetime:
     definition = define_schedule("queue", every=1, jitter=None, workspace_id="ws")
     await repository.save_schedule(definition, now=begun)
     await ScheduleManager(database, repository, settings).run_once()
-    await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_me", limit=1000, now=now)
+    await repository.fire_due_ticks(QUEUE_SINK, ticker_id="ticker_me", limit=1000, now=now)
     return begun
 
 
@@ -91,7 +91,7 @@ async def test_what_is_not_expected_is_not_missed(database: Database, settings: 
     dropped = await repository.save_schedule(define_schedule("dropped", every=1), now=begun)
     await repository.disable_schedule(dropped.schedule.id, drop_pending=True, now=now)
     assert (await read_report(database, begun, now=now)).waiting == 7
-    await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_me", limit=1000, now=now)
+    await repository.fire_due_ticks(QUEUE_SINK, ticker_id="ticker_me", limit=1000, now=now)
     report = await read_report(database, begun, now=now)
     assert {schedule.name: schedule.fired for schedule in report.schedules} == {
         "once": 1,

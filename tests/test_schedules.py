@@ -19,7 +19,7 @@ from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import Schedule, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
 from token_queue import QueueManager
-from token_queue.queue_repository import QueueSink
+from token_queue.queue_repository import QUEUE_SINK
 
 pytestmark = pytest.mark.sql
 
@@ -134,9 +134,9 @@ async def test_an_edit_never_fires_by_itself(repository: CronRepository, connect
     now = START + timedelta(seconds=39.9)
     for number in range(40):
         saved = await save(repository, now=START, every=40, name=str(number))
-        await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=10, now=START)
+        await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=10, now=START)
         await save(repository, now=now, every=40, name=str(number), jitter=timedelta(seconds=20))
-        assert await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=10, now=now) == []
+        assert await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=10, now=now) == []
         rows = await connection.fetch(
             "SELECT scheduled_for, execute_at, due_at FROM cron_ticks WHERE schedule_id = $1", saved.schedule.id
         )
@@ -155,7 +155,7 @@ async def test_an_edit_of_what_has_fired_early_does_not_fire_it_again(
     for number in range(30):
         first = await save(repository, now=START, every=40, jitter=0.5, name=str(number))
         now = START + timedelta(seconds=39)
-        while await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=100, now=now):
+        while await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=100, now=now):
             pass
         await save(repository, now=now, every=40, jitter=None, name=str(number))
         ticks = await ticks_of(connection, first.schedule.id)
@@ -199,7 +199,7 @@ async def test_a_schedule_that_has_not_begun_can_begin_earlier(repository: CronR
 
 async def test_more_runs_can_be_given_and_taken(repository: CronRepository, connection: Any) -> None:
     saved = await save(repository, now=START, max_runs=2)
-    await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=1, now=START)
+    await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=1, now=START)
     await save(repository, now=START + TEN / 2, max_runs=4)
     assert await ticks_of(connection, saved.schedule.id) == [START + k * TEN for k in (1, 2, 3)]
     await save(repository, now=START + 1.5 * TEN, max_runs=1)
@@ -230,7 +230,7 @@ async def test_a_one_off_of_the_past_is_due_at_once_but_an_edit_into_the_past_is
 async def test_an_interval_can_become_a_one_off_and_back(repository: CronRepository, connection: Any) -> None:
     saved = await save(repository, now=START)
     schedule_id = saved.schedule.id
-    await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=1, now=START)
+    await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=1, now=START)
     at = START + timedelta(seconds=33)
     once = await repository.update_schedule(
         schedule_id, lambda schedule: redefine_schedule(schedule, {"at": at}), now=START + TEN / 2
@@ -249,7 +249,7 @@ async def test_disabling_keeps_pending_ticks_unless_they_are_dropped(
 ) -> None:
     saved = await save(repository, now=START)
     schedule_id = saved.schedule.id
-    await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=1, now=START)
+    await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=1, now=START)
     disabled = await repository.disable_schedule(schedule_id, now=START + TEN / 2)
     assert (disabled.change, disabled.schedule.enabled, disabled.schedule.version) == ("disabled", False, 2)
     pending = [START + k * TEN for k in range(1, 6)]
@@ -270,7 +270,7 @@ async def test_enabling_resumes_at_the_next_occurrence(repository: CronRepositor
     assert (enabled.change, enabled.schedule.enabled, enabled.schedule.version) == ("enabled", True, 3)
     assert (await ticks_of(connection, schedule_id))[0] == START + 2 * TEN
     assert (await repository.enable_schedule(schedule_id, now=soon)).change == "unchanged"
-    fired = await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=10, now=START + 2 * TEN)
+    fired = await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=10, now=START + 2 * TEN)
     assert [tick.passed for tick in fired] == [True]
     runs = await connection.fetch("SELECT scheduled_for FROM cron_runs WHERE outcome = 'disabled'")
     assert sorted(row["scheduled_for"] for row in runs) == [START, START + TEN]
@@ -294,7 +294,7 @@ async def test_fire_now_and_trigger_fire_beside_the_rule(repository: CronReposit
     await repository.enable_schedule(schedule_id, fire_now=True, now=now)
     triggers = [await repository.trigger(schedule_id, now=now) for _ in range(3)]
     assert [trigger.scheduled_for - now for trigger in triggers] == [timedelta(microseconds=k) for k in (2, 3, 4)]
-    fired = await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=100, now=now + TEN / 2)
+    fired = await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=100, now=now + TEN / 2)
     assert sorted(tick.origin for tick in fired) == ["schedule"] * 3 + ["trigger"] * 4
     assert all(tick.passed for tick in fired)
     assert (await repository.trigger(schedule_id, now=now)).scheduled_for - now == timedelta(microseconds=5)
@@ -315,7 +315,7 @@ async def test_a_disabled_schedule_can_be_edited_and_triggered(repository: CronR
     assert (edited.change, edited.schedule.enabled) == ("edited", False)
     assert await ticks_of(connection, schedule_id) == []
     await repository.trigger(schedule_id, now=START + TEN / 2)
-    [fired] = await repository.fire_due_ticks(QueueSink(), ticker_id="t", limit=10, now=START + TEN / 2)
+    [fired] = await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=10, now=START + TEN / 2)
     assert (fired.origin, fired.passed) == ("trigger", True)
 
 
@@ -693,12 +693,12 @@ async def test_edits_managers_and_firing_at_once_lose_and_double_nothing(
 
     async def fire() -> None:
         for _ in range(60):
-            await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_test", limit=7)
+            await repository.fire_due_ticks(QUEUE_SINK, ticker_id="ticker_test", limit=7)
 
     await asyncio.gather(edit(), make(), fire(), fire())
     await scheduler.run_once()
     now = await connection.fetchval("SELECT statement_timestamp()")
-    while await repository.fire_due_ticks(QueueSink(), ticker_id="ticker_test", limit=100, now=now + 2 * TEN):
+    while await repository.fire_due_ticks(QUEUE_SINK, ticker_id="ticker_test", limit=100, now=now + 2 * TEN):
         pass
     rows = await connection.fetch(
         "SELECT scheduled_for FROM queue_messages WHERE scheduled_for <= $1 ORDER BY scheduled_for", now + TEN

@@ -1,14 +1,14 @@
-"""The ticker's sleep and its waking up: what is due is never slept over."""
+"""The sleep of what fires and fetches, and its waking up: what is due is never slept over."""
 
 import asyncio
 import math
 from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 
 from cron_ticks.database import Database
-from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
@@ -27,15 +27,16 @@ async def test_a_notice_that_comes_while_it_asks_is_not_forgotten(
     async with rig(database, handling(handle), hears=True) as worker:
         ask = CronRepository.next_due_in
 
-        async def ask_while_ticks_are_made(repository: CronRepository, **arguments: Any) -> timedelta | None:
-            due_in = await ask(repository, **arguments)
-            worker.ticker.notice(TICKS_NOTICE)
+        async def ask_while_ticks_are_made(repository: CronRepository, sink: str) -> dict[int, timedelta]:
+            due_in = await ask(repository, sink)
+            worker.firer.reconsider()
             return due_in
 
         monkeypatch.setattr(CronRepository, "next_due_in", ask_while_ticks_are_made)
-        assert await worker.ticker.run_once() == 0
-        monkeypatch.undo()
-        assert await worker.ticker.run_once() > 0
+        sleep = await worker.firer.run_once()
+        assert sleep > 1
+        with anyio.fail_after(sleep / 2):
+            await worker.firer_pause.sleep(sleep)
 
 
 async def test_a_notice_that_comes_while_it_fetches_is_not_forgotten(
@@ -75,26 +76,18 @@ async def test_a_firing_that_fails_is_tried_again_with_the_next_pass(
     """And not only when the ticker would have asked anyway, seconds later."""
     repository = CronRepository(database, settings)
     async with rig(database, handling(handle), hears=True) as worker:
-        await worker.ticker.run_once()
+        await worker.firer.run_once()
         await repository.save_schedule(define_schedule("queue", every=3600))
-        worker.ticker.notice(TICKS_NOTICE)
 
         async def fail(*_arguments: Any, **_options: Any) -> Any:
             raise ConnectionResetError
 
         monkeypatch.setattr(CronRepository, "fire_due_ticks", fail)
         with pytest.raises(ConnectionResetError):
-            await worker.ticker.run_once()
+            await worker.firer.run_once()
         monkeypatch.undo()
-        await worker.ticker.run_once()
+        await worker.firer.run_once()
     assert await connection.fetchval("SELECT count(*) FROM cron_runs") == 1
-
-
-async def test_when_listen_goes_deaf_the_next_tick_is_asked_for_at_once(database: Database) -> None:
-    async with rig(database, handling(handle), hears=True) as worker:
-        assert await worker.ticker.run_once() > 0
-        worker.ticker.reconsider()
-        assert worker.ticker._fire_at == 0
 
 
 async def test_it_sleeps_exactly_until_the_next_tick(database: Database, settings: Settings, connection: Any) -> None:
@@ -103,7 +96,7 @@ async def test_it_sleeps_exactly_until_the_next_tick(database: Database, setting
     due = now + 20 * SECOND
     await CronRepository(database, settings).save_schedule(define_schedule("queue", every=3600), now=due)
     async with rig(database, handling(handle), ticker_interval_ms=60_000) as worker:
-        sleep = await worker.ticker.run_once()
+        sleep = await worker.firer.run_once()
     left = (due - await connection.fetchval("SELECT statement_timestamp()")).total_seconds()
     assert left <= sleep < 20
 
@@ -116,7 +109,7 @@ async def test_ticks_in_others_hands_are_not_asked_for_all_the_time(
     async with connection.transaction():
         await connection.execute("SELECT FROM cron_ticks WHERE schedule_id = $1 FOR UPDATE", saved.schedule.id)
         async with rig(database, handling(handle)) as worker:
-            assert await worker.ticker.run_once() >= 0.05
+            assert await worker.firer.run_once() >= 0.05
 
 
 @pytest.mark.parametrize("pods", [1, 2])

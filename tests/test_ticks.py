@@ -16,13 +16,12 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import PRIORITIES, define_schedule
 from cron_ticks.settings import Settings
-from cron_ticks.tick_sql import FIRE_DUE_TICKS
 from support.rig import handling, rig
-from token_queue.queue_repository import QueueSink
+from token_queue.queue_repository import QUEUE_SINK
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.every_version
 
-SINK = QueueSink()
+SINK = QUEUE_SINK
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 
@@ -339,6 +338,7 @@ async def test_a_firing_ends_the_tick_and_begins_its_message(
         "lateness": 2 * SECOND,
         "attempts": 1,
         "ticker_id": "ticker_me",
+        "recovered": False,
     }
 
 
@@ -382,7 +382,7 @@ async def test_the_ticker_says_what_the_gate_refused(
 
     async with rig(database, handling(handle)) as worker:
         with capture_logs() as logs:
-            await worker.ticker.run_once()
+            await worker.firer.run_once()
     [event] = [entry for entry in logs if entry["event"] == "tick_refused"]
     assert (event["schedule_id"], event["scheduled_for"]) == (schedule_id, now.isoformat())
 
@@ -517,18 +517,18 @@ async def test_a_failed_send_keeps_the_tick_and_leaves_no_run(repository: CronRe
 
 async def test_a_leased_tick_is_its_owners_until_the_lease_ends(repository: CronRepository, now: datetime) -> None:
     await declare(repository, 2, every=3600, at=now)
-    mine, other = await repository.batch_lease_ticks(leased_by="me", limit=5, now=now)
+    mine, other = (await repository.batch_lease_ticks(sink="queue", leased_by="me", limit=5, now=now)).ticks
     assert mine.leased_until == now + 10 * SECOND
     assert (mine.attempts, mine.origin, mine.queue_name) == (1, "schedule", "queue")
-    assert await repository.batch_lease_ticks(leased_by="you", limit=5, now=now + SECOND) == []
+    assert (await repository.batch_lease_ticks(sink="queue", leased_by="you", limit=5, now=now + SECOND)).found == 0
     assert await repository.fire_due_ticks(SINK, ticker_id="t", limit=5, now=now + SECOND) == []
     assert not await repository.delete_tick(mine.id, leased_by="you", now=now + SECOND)
     assert await repository.delete_tick(mine.id, leased_by="me", now=now + SECOND)
     assert not await repository.delete_tick(mine.id, leased_by="me", now=now + SECOND)
     late = now + 10 * SECOND
     assert not await repository.delete_tick(other.id, leased_by="me", now=late)
-    [taken] = await repository.batch_lease_ticks(leased_by="you", limit=5, now=late)
-    assert (taken.id, taken.attempts) == (other.id, 2)
+    [taken] = (await repository.batch_lease_ticks(sink="queue", leased_by="you", limit=5, now=late)).ticks
+    assert (taken.id, taken.attempts, taken.recovery) == (other.id, 2, True)
 
 
 async def test_ticks_whose_last_lease_ran_out_are_recorded_and_removed(
@@ -536,7 +536,7 @@ async def test_ticks_whose_last_lease_ran_out_are_recorded_and_removed(
 ) -> None:
     schedule_id, _ = await declare(repository, 2, every=3600, at=now)
     for attempt in range(2):
-        await repository.batch_lease_ticks(leased_by="me", limit=2, now=now + attempt * 10 * SECOND)
+        await repository.batch_lease_ticks(sink="queue", leased_by="me", limit=2, now=now + attempt * 10 * SECOND)
     await connection.execute("UPDATE cron_ticks SET attempts = 3 WHERE schedule_id = $1", schedule_id)
     minutes = timedelta(minutes=5)
     expired_at = now + 20 * SECOND + minutes
@@ -544,7 +544,8 @@ async def test_ticks_whose_last_lease_ran_out_are_recorded_and_removed(
     removed = await repository.delete_expired_ticks(expired_for=minutes, limit=5, now=expired_at + SECOND)
     assert removed == 1
     run = await connection.fetchrow("SELECT schedule_id, outcome, reason, attempts FROM cron_runs")
-    assert tuple(run) == (schedule_id, "expired", "the lease of the last attempt ran out", 3)
+    reason = "its lease ran out and it may not be tried again: whether it was delivered is unknown"
+    assert tuple(run) == (schedule_id, "expired", reason, 3)
     assert await count(connection, "cron_ticks") == 1
 
 
@@ -557,7 +558,3 @@ async def test_orphaned_ticks_are_cleaned_up_in_batches(repository: CronReposito
     assert delay == settings.cleanup_interval_seconds
     assert await column(connection, "SELECT schedule_name FROM cron_ticks") == ["n3"]
     assert [(entry["event"], entry["orphaned_ticks"]) for entry in logs] == [("cleaned_up", 11)]
-
-
-def test_the_firing_statement_has_one_place_for_the_sink() -> None:
-    assert FIRE_DUE_TICKS.count("{insert_from_fired}") == 1

@@ -242,6 +242,16 @@ async def test_a_token_that_ran_out_unnoticed_is_still_ours(
     assert await first.complete([(sent.id, token.id)], now=later) == {token.id}
 
 
+async def test_a_worker_has_one_token_of_a_pair_at_the_most(manager: QueueManager, database: Database) -> None:
+    """One fetch for two of them would give out the same messages twice."""
+    worker = OneWorker(database, "ticker_me", tokens_per_pair=2)
+    await manager.send_many("queue", range(4))
+    [token] = await worker.lease()
+    await worker.take(token, most=1)
+    assert await worker.lease() == []
+    assert len(await OneWorker(database, "ticker_other", tokens_per_pair=2).lease()) == 1
+
+
 async def test_several_tokens_per_pair_never_have_a_message_twice(
     manager: QueueManager, database: Database, connection: Any
 ) -> None:

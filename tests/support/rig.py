@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 
 from cron_ticks.database import Database
+from cron_ticks.firing import TickFirer
 from cron_ticks.loops import Pause
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
@@ -16,7 +17,7 @@ from token_queue.hand import Hand
 from token_queue.handlers import Handlers
 from token_queue.lanes import Lanes
 from token_queue.outcomes import OutcomeWriter
-from token_queue.queue_repository import QueueRepository
+from token_queue.queue_repository import QUEUE_SINK, QueueRepository
 from token_queue.ticker import MessageTicker, TokenRenewal
 
 
@@ -27,11 +28,14 @@ class Rig:
     queue: QueueRepository
     hand: Hand
     writer: OutcomeWriter
+    firer: TickFirer
+    firer_pause: Pause
     ticker: MessageTicker
     renewal: TokenRenewal
 
     async def turn(self) -> None:
-        """One pass of the ticker; handlers run to their end and what they did is written."""
+        """One pass: due ticks are fired, messages taken; handlers run to their end and what they did is written."""
+        await self.firer.run_once()
         await self.ticker.run_once()
         await self.settle()
 
@@ -74,25 +78,33 @@ async def rig(
     queue = QueueRepository(database, worker_id)
     most = settings.message_concurrency
     hand = Hand(handlers.all(), concurrency=most, most=settings.message_batch_size)
-    writer_pause, ticker_pause = Pause(), Pause()
-    writer = OutcomeWriter(queue, hand, pause=writer_pause, ticker_pause=ticker_pause)
+    writer_pause, ticker_pause, firer_pause = Pause(), Pause(), Pause()
+    cron = CronRepository(database, settings)
+    writer = OutcomeWriter(queue, hand, cron=cron, pause=writer_pause, ticker_pause=ticker_pause)
     try:
         async with anyio.create_task_group() as tasks:
             lanes = Lanes(hand, writer, tasks=tasks, most=most, ticker_pause=ticker_pause)
             ticker = MessageTicker(
-                CronRepository(database, settings),
                 queue,
                 handlers,
                 settings,
-                ticker_id=worker_id,
                 hand=hand,
                 lanes=lanes,
                 writer=writer,
                 pause=ticker_pause,
                 hears=lambda: hears,
+            )
+            firer = TickFirer(
+                cron,
+                QUEUE_SINK,
+                settings,
+                ticker_id=worker_id,
+                pause=firer_pause,
+                hears=lambda: hears,
+                on_fired=ticker.note_fired,
                 metrics=metrics,
             )
-            yield Rig(queue, hand, writer, ticker, TokenRenewal(hand, lanes, queue, settings))
+            yield Rig(queue, hand, writer, firer, firer_pause, ticker, TokenRenewal(hand, lanes, queue, settings))
     finally:
         with anyio.CancelScope(shield=True):
             hand.stop()
