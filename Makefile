@@ -29,7 +29,7 @@ run: $(VENV)/.installed
 	@$(BIN)/cron-ticks up $(ARGS)
 
 test: $(VENV)/.installed system-packages
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
 soak: $(VENV)/.installed system-packages
 	$(BIN)/python -m pytest -m soak --soak -s $(PYTEST_ARGS)

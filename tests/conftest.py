@@ -5,6 +5,8 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import asyncpg
 import hypothesis
@@ -24,18 +26,25 @@ hypothesis.settings.load_profile("steady")
 crashes: list[str] = []  # of the servers that tests share, which none of them asked for
 
 ALL_VERSIONS = (18, 16, 15)
-NEWEST = 18
+NEWEST, OLDEST = 18, 15
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="tests marked soak run at full size")
+    parser.addoption("--all-versions", action="store_true", help="tests marked sql run on PostgreSQL 16 too")
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails the run")
     parser.addoption("--update-snapshot", action="store_true", help="rewrite docs/reference/schema.sql")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames:
-        versions = ALL_VERSIONS if metafunc.definition.get_closest_marker("sql") else (NEWEST,)
+        versions: tuple[int, ...] = (NEWEST,)
+        if metafunc.definition.get_closest_marker("sql"):
+            versions = (NEWEST, OLDEST)
+        if metafunc.definition.get_closest_marker("every_version") or (
+            len(versions) > 1 and metafunc.config.getoption("--all-versions")
+        ):
+            versions = ALL_VERSIONS
         routes = [(version, "direct") for version in versions]
         if metafunc.definition.get_closest_marker("pooled") and "route" in metafunc.fixturenames:
             routes.append((NEWEST, "pgbouncer"))
@@ -53,7 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(1200))
 
 
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes that share the tests has ended: what it knows of crashes is for the summary."""
+    crashes.extend(getattr(node, "workeroutput", {}).get("crashes", []))
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["crashes"] = crashes
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
     if session.config.getoption("--no-skips") and skipped and exitstatus == pytest.ExitCode.OK:
@@ -84,24 +100,28 @@ def size(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
-    """A running server with a migrated template database."""
+def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
+    """A running server with a migrated template database.
+
+    Not in pytest's own folder: that one is closed to other users again whenever another run starts.
+    """
     version: int = request.param
     programs = program_folder(version)
     if not (programs / "postgres").exists():
         pytest.skip(f"PostgreSQL {version} is not installed: apt-get install postgresql-{version}")
-    embedded = EmbeddedServer(tmp_path_factory.mktemp(f"pg{version}") / "data", programs, durable=False)
-    embedded.acquire()
-    try:
-        started = TestServer(embedded, version)
-        asyncio.run(started.make_template())
-        yield started
-    finally:
-        lines = (embedded.cluster.folder / "server.log").read_text(errors="replace").splitlines()
-        for number, line in enumerate(lines):
-            if "terminated by signal" in line:
-                crashes.extend([f"PostgreSQL {version} crashed:", *lines[max(0, number - 5) : number + 5]])
-        embedded.release()
+    with TemporaryDirectory(prefix=f"cron_ticks_pg{version}_", ignore_cleanup_errors=True) as folder:
+        embedded = EmbeddedServer(Path(folder) / "data", programs, durable=False)
+        embedded.acquire()
+        try:
+            started = TestServer(embedded, version)
+            asyncio.run(started.make_template())
+            yield started
+        finally:
+            lines = (embedded.cluster.folder / "server.log").read_text(errors="replace").splitlines()
+            for number, line in enumerate(lines):
+                if "terminated by signal" in line:
+                    crashes.extend([f"PostgreSQL {version} crashed:", *lines[max(0, number - 5) : number + 5]])
+            embedded.release()
 
 
 database_numbers = count(1)
