@@ -7,18 +7,23 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 import yaml
 
+from cron_ticks import LeasedTick, TableSink
 from cron_ticks.cli.main import app as command_line
 from cron_ticks.metrics import Metrics
 from cron_ticks.migrator import render_script
+from cron_ticks.repository import CronRepository
 from cron_ticks.settings import PREFIX, Settings
 from support.processes import Processes
 from support.watching import watching
@@ -114,6 +119,82 @@ async def test_the_example_of_schedules_does_what_its_page_says(dsn: str, tmp_pa
     assert printed == [f"{origin}: hourly-sales {{'kind': 'sales'}}" for origin in ("schedule", "trigger")]
 
 
+async def test_the_example_of_sinks_does_what_its_page_says(
+    dsn: str, connection: Any, tmp_path: Path, processes: Processes
+) -> None:
+    page = page_of("how-to/sinks")
+    await connection.execute(blocks("sql", page)[0])
+    (tmp_path / "app.py").write_text(blocks("python", page)[0], encoding="utf-8")
+    running = await processes.start(sys.executable, "app.py", environment={"CRON_TICKS_DSN": dsn}, folder=tmp_path)
+    async with watching(dsn, "cron_runs") as watch:
+        await watch.until("SELECT count(*) = 2 FROM cron_runs WHERE outcome = 'enqueued'")
+    running.send(signal.SIGTERM)
+    assert (await running.output()).splitlines() == ["pings: {'host': 'a'}"]
+    assert await running.wait() == 0
+    [job] = await connection.fetch("SELECT kind, options FROM jobs")
+    assert tuple(job) == ("nightly", '{"depth": 2}')
+
+
+class HookClient:
+    """What the page's example of an outside sink posts to."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, str]] = []
+
+    async def post(self, url: str, *, json: Any, headers: dict[str, str], **options: Any) -> "HookClient":
+        assert (json["url"], options) == (url, {"timeout": 5})
+        self.posted.append((url, headers["Idempotency-Key"]))
+        return self
+
+    def raise_for_status(self) -> None:
+        """All is well."""
+
+
+async def test_the_pieces_of_sinks_work(dsn: str, connection: Any) -> None:
+    page = page_of("how-to/sinks")
+    for statement in blocks("sql", page)[1:4]:
+        await connection.execute(statement)
+    client = HookClient()
+    async with QueueManager(dsn) as queue_manager:
+        names: dict[str, Any] = {"Sequence": Sequence, "LeasedTick": LeasedTick, "TableSink": TableSink}
+        names |= {"queue_manager": queue_manager, "client": client}
+        for piece in blocks("python", page)[1:-1]:
+            await run_piece(piece, names)
+        await queue_manager.schedule("mail", every=60, payload={"to": "a@b.example"}, sink="mails")
+        await queue_manager.schedule("mq", every=60, payload={"number": 7}, sink="mq")
+        await queue_manager.schedule("nowhere", every=60, sink="hooks")
+        async with watching(dsn, "cron_runs") as watch, anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(queue_manager.run, handle_signals=False))
+            await watch.until("SELECT count(*) = 5 FROM cron_runs")
+            queue_manager.stop()
+    assert sorted(url for url, _ in client.posted) == [f"https://hooks.example/{name}" for name in ("alarm", "backup")]
+    assert all(key.startswith("msg_") for _, key in client.posted)
+    assert await connection.fetchval("SELECT (address, state) FROM outgoing_mails") == ("a@b.example", "new")
+    assert await connection.fetchval("SELECT (queue_name, message) FROM mq_messages") == ("mq", '{"number": 7}')
+    [lost] = await connection.fetch(blocks("sql", page)[4])
+    assert (lost["outcome"], lost["name"], lost["reason"]) == (
+        *("failed", "nowhere"),
+        "RejectTick: the payload has no url",
+    )
+
+
+async def test_the_check_of_a_sink_runs_as_its_page_says(dsn: str, tmp_path: Path, processes: Processes) -> None:
+    (tmp_path / "check.py").write_text(blocks("python", page_of("how-to/sinks"))[-1], encoding="utf-8")
+    running = await processes.start(sys.executable, "check.py", environment={"CRON_TICKS_DSN": dsn}, folder=tmp_path)
+    printed = (await running.output(60)).splitlines()
+    assert await running.wait() == 0
+    assert {line.split()[0] for line in printed} <= {"ok", "skipped"}
+    assert printed
+
+
+async def run_piece(piece: str, names: dict[str, Any]) -> None:
+    """As if typed into a prompt that knows `await`."""
+    code = compile(piece, "page.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    assert isinstance(code, CodeType)
+    if inspect.isawaitable(result := eval(code, names)):  # noqa: S307 - our own page
+        await result
+
+
 def promised(piece: str) -> list[str]:
     """What the comments behind print() say; in a loop, one after the other."""
     found = re.findall(r"^( *)print\(.*\)  # (.*)$", piece, re.MULTILINE)
@@ -127,15 +208,12 @@ async def test_the_pieces_of_schedules_print_what_their_comments_say(dsn: str, c
     async with QueueManager(dsn) as queue_manager, asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
         names |= {"queue_manager": queue_manager, "pool": pool}
         for piece in blocks("python", page_of("how-to/schedules"))[1:]:
-            code = compile(piece, "schedules.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            assert isinstance(code, CodeType)
-            if inspect.isawaitable(result := eval(code, names)):  # noqa: S307 - our own page
-                await result
+            await run_piece(piece, names)
             assert printed == promised(piece)
             printed.clear()
 
 
-@pytest.mark.parametrize("name", ["how-to/schedules", "reference/metrics"])
+@pytest.mark.parametrize("name", ["how-to/schedules", "how-to/sinks", "reference/metrics"])
 async def test_the_questions_of_a_page_are_sql(connection: Any, name: str) -> None:
     statements = blocks("sql", page_of(name))
     assert statements
@@ -198,11 +276,18 @@ async def test_the_rights_that_a_dba_grants_are_enough_for_a_worker(empty_dsn: s
 
 async def work_with_few_rights(dsn: str) -> None:
     """A bit of everything, until a message of 2020 was handled: its run needs a partition of its own."""
-    manager = QueueManager(settings=Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False))
+    settings = Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False)
+    manager = QueueManager(settings=settings)
     errors: list[str | None] = []
+    published = anyio.Event()
+
+    @manager.sink("outside")
+    async def publish(_ticks: Sequence[LeasedTick]) -> None:
+        published.set()
 
     @manager.handler("late")
     async def handle(_message: Message) -> None:
+        await published.wait()
         errors.extend(health.last_error for health in manager.health.values() if health.errors)
         manager.stop()
 
@@ -213,6 +298,10 @@ async def work_with_few_rights(dsn: str) -> None:
         await manager.enable_schedule(every.id, fire_now=True)
         await manager.delete_schedule((await manager.schedule("other", every=5)).id)
         await manager.delete_workspace("ws_A")
+        for now in (None, datetime(2030, 1, 1, tzinfo=UTC)):
+            await CronRepository(manager.database, settings).note_sinks({"outside": "outside"}, now=now)
+        await manager.schedule("other", every=60, sink="outside")
+        await manager.schedule("other", every=60, name="one at a time", overlap="queue_one")
         await manager.schedule("late", at=datetime(2020, 1, 1, tzinfo=UTC))
         await manager.run(handle_signals=False)
     assert errors == []
