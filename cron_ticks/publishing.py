@@ -242,15 +242,26 @@ class Publisher:
 
     async def _hold(self, batch: Batch, ticks: Sequence[LeasedTick]) -> float:
         """Make sure of the leases before a call; from when on they hold."""
-        if ticks[0].delivery == "at_most_once":  # it is alone, and nobody else may send it any more
-            return await self._renew(batch, [ticks[0].id], for_good=True)
+        if ticks[0].delivery == "at_most_once":  # it is alone
+            return await self._pin(batch, ticks[0].id)
         if time.monotonic() > batch.renewed_at + FRESH * self._lease:
             batch.renewed_at = await self._renew(batch, batch.worth_keeping(time.monotonic()))
         return batch.renewed_at
 
-    async def _renew(self, batch: Batch, ids: Sequence[str], *, for_good: bool = False) -> float:
+    async def _pin(self, batch: Batch, tick_id: str) -> float:
+        """Nobody else may send it any more. Somebody may have its row locked just now: an edit, or our own renewal."""
         asked_at = time.monotonic()
-        kept = await self._cron.renew_leases(ids, leased_by=batch.owner, for_good=for_good)
+        while not await self._cron.renew_leases([tick_id], leased_by=batch.owner, for_good=True):
+            await self._renew(batch, [tick_id])
+            if tick_id not in batch.open:
+                break
+            await anyio.sleep(BUSY_SECONDS)
+            asked_at = time.monotonic()
+        return asked_at
+
+    async def _renew(self, batch: Batch, ids: Sequence[str]) -> float:
+        asked_at = time.monotonic()
+        kept = await self._cron.renew_leases(ids, leased_by=batch.owner)
         self._note_lost(batch, batch.close(tick_id for tick_id in ids if tick_id not in kept))
         return asked_at
 

@@ -118,3 +118,37 @@ async def test_an_edit_in_an_open_transaction_holds_up_its_own_schedule_alone(
                 assert await database.fetchval("SELECT count(*) FROM cron_runs WHERE schedule_id = $1", edited.id) == 0
     runs = await connection.fetch("SELECT outcome, attempts, recovered, ticker_id FROM cron_runs")
     assert [tuple(run) for run in runs] == [("enqueued", 1, False, "ticker_me")] * 6
+
+
+async def test_what_may_be_sent_once_waits_for_a_lock_on_its_row(
+    database: Database, repository: CronRepository, settings: Settings, connection: Any
+) -> None:
+    """An edit's, or that of a renewal of the same batch: it is not lost by that, and goes out when the row is free."""
+    now = await connection.fetchval("SELECT statement_timestamp()")
+    await declare(repository, now=now, delivery="at_most_once")
+    sent: list[LeasedTick] = []
+    locked, tried = anyio.Event(), anyio.Event()
+    renew = repository.renew_leases
+
+    async def publish(ticks: Sequence[LeasedTick]) -> None:
+        sent.extend(ticks)
+
+    async def renewing(*arguments: Any, **options: Any) -> set[str]:
+        await locked.wait()
+        kept = await renew(*arguments, **options)
+        tried.set()
+        return kept
+
+    async with anyio.create_task_group() as tasks:
+        sink = OutsideSink("hooks", publish, 100, 1)
+        publisher = Publisher(repository, sink, settings, ticker_id="ticker_me", tasks=tasks, pause=Pause())
+        repository.renew_leases = renewing  # type: ignore[method-assign]
+        await publisher.run_once()
+        async with connection.transaction():
+            await connection.execute("SELECT FROM cron_ticks FOR UPDATE")
+            locked.set()
+            with anyio.fail_after(30):
+                await tried.wait()
+            assert sent == []
+    assert [tick.attempts for tick in sent] == [1]
+    assert await database.fetchval("SELECT outcome FROM cron_runs") == "enqueued"
