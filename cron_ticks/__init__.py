@@ -1,6 +1,8 @@
 """A distributed cron on PostgreSQL: schedules, ticks and the services that make them."""
 
+from cron_ticks.descriptions import describe
 from cron_ticks.errors import CronTicksError
+from cron_ticks.previews import preview
 from cron_ticks.release import __version__
 from cron_ticks.rows import LeasedTick
 from cron_ticks.schedules import Schedule, Triggered
@@ -20,4 +22,6 @@ __all__ = [
     "Triggered",
     "UnknownOutcome",
     "__version__",
+    "describe",
+    "preview",
 ]

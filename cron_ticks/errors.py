@@ -2,6 +2,7 @@
 
 CronTicksError
 ├── InvalidInputError        an argument is wrong; nothing was changed
+├── DeclarationsError        a file of schedules has mistakes; nothing was changed
 ├── SettingsError            one or more CRON_TICKS_ variables are wrong
 ├── DatabaseUnavailableError the server can't be reached
 ├── EmbeddedServerError      the embedded PostgreSQL can't be started here
@@ -22,6 +23,16 @@ class InvalidInputError(CronTicksError, ValueError):
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+
+
+class DeclarationsError(CronTicksError, ValueError):
+    """Every mistake of a file at once, each with its place."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(
+            "\n".join([f"{len(problems)} mistake(s), nothing was changed:", *(f"  {it}" for it in problems)])
+        )
+        self.problems = problems
 
 
 class SettingsError(CronTicksError, ValueError):

@@ -8,11 +8,17 @@ from typing import Protocol
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RULE_ERRORS = (ArithmeticError, ValueError, LookupError, TypeError)  # what a rule that can't be followed raises
+LOOK_AGAIN = timedelta(days=7)  # the latest when a rule that may change is asked once more
 HASH_DIGITS = 15  # hexadecimal: 60 bits, which PostgreSQL's bigint holds too
 
 
 class Rule(Protocol):
     """Nominal times, strictly increasing."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what it says of the far future will still hold then."""
+        ...
 
     def occurrence_at_or_after(self, instant: datetime) -> datetime | None:
         """The first occurrence that is not before `instant`, if there is one."""
@@ -37,6 +43,7 @@ class IntervalRule:
 
     anchor: datetime
     interval: timedelta
+    lasting = True
 
     def occurrence_at_or_after(self, instant: datetime) -> datetime:
         """The first occurrence that is not before `instant`."""
@@ -66,6 +73,7 @@ class OneOffRule:
     """One occurrence."""
 
     at: datetime
+    lasting = True
 
     def occurrence_at_or_after(self, instant: datetime) -> datetime | None:
         """The occurrence, unless it is before `instant`."""
@@ -184,4 +192,6 @@ def plan(
     exhausted = left is not None and missed + len(made) >= left
     next_needed = None if exhausted else timetable.occurrence_at_or_after(after)
     complete = next_needed is None or next_needed >= end
+    if next_needed is not None and not timetable.rule.lasting:
+        next_needed = min(next_needed, now + lookahead + LOOK_AGAIN)
     return Plan(tuple(made), next_needed, missed, complete)

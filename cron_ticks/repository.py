@@ -1,232 +1,43 @@
-"""Schedules, ticks and runs in the database. The statements are in `schedule_sql` and `tick_sql`."""
+"""Schedules, ticks and runs in the database; here what concerns many schedules at once: pages, workspaces, files."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Literal
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
 
-import asyncpg
-
-from cron_ticks import schedule_sql, tick_sql
+from cron_ticks import schedule_sql
 from cron_ticks.database import Connection
-from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
-from cron_ticks.ids import new_schedule_id, new_tick_id
-from cron_ticks.occurrences import MICROSECOND, NOTHING, RULE_ERRORS, Plan
-from cron_ticks.rows import (
-    NeedingTicks,
-    PendingTick,
-    Planned,
-    definition_arguments,
-    same_but_payload,
-    schedule_of,
-)
-from cron_ticks.schedules import Schedule, ScheduleDefinition, Triggered
-from cron_ticks.tick_repository import TickRepository
+from cron_ticks.declarations import Declarations
+from cron_ticks.errors import CronTicksError, DeclarationsError, InvalidInputError, ScheduleNotFoundError
+from cron_ticks.rows import schedule_of
+from cron_ticks.schedule_repository import Held, Saved, ScheduleRepository
+from cron_ticks.schedules import DEFAULT_ZONE, Schedule
+
+APPLY_PATIENCE_SECONDS = 600.0  # pods that start together wait for the one that has begun
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a change of a schedule did."""
-
-    schedule: Schedule
-    change: Literal["created", "edited", "disabled", "enabled", "retried", "unchanged"]
-    missed: int = 0  # occurrences before the change that are not made up
-    back_after: timedelta | None = None  # since the edit that this one undoes
+class _DryRun(Exception):  # noqa: N818 - no error: it rolls a transaction back
+    """Everything went well, and nothing is to be kept."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """A schedule that is locked with its cursor and ticks: nobody else changes, makes or fires anything of it."""
-
-    schedule: Schedule
-    next_needed: datetime | None
-    planned: int
-    ticks: list[PendingTick]
-    instant: datetime
-    fired: datetime | None  # the latest occurrence that has fired before its time
-
-    @property
-    def boundary(self) -> datetime:
-        """Up to here the schedule stays what it was: the past, what has fired early, and ticks that are due."""
-        due = [tick.scheduled_for for tick in self.ticks if tick.due_by(self.instant)]
-        return max([self.instant, *due, *([] if self.fired is None else [self.fired])])
-
-    @property
-    def last_tick(self) -> datetime:
-        """Up to here there are ticks that stay."""
-        return max([self.boundary, *(tick.scheduled_for for tick in self.ticks if tick.of_the_rule)])
-
-
-class CronRepository(TickRepository):
+class CronRepository(ScheduleRepository):
     """Schedules, ticks and runs in the database."""
 
-    async def save_schedule(
-        self, definition: ScheduleDefinition, *, connection: Connection | None = None, now: datetime | None = None
-    ) -> Saved:
-        """Create the schedule, or edit it if its definition changed, or leave it alone."""
-        saved = None
-        while saved is None:  # each further round means that somebody else has created or deleted it
-            saved = await self._save(definition, connection, now)
-        return saved
-
-    async def _save(
-        self, definition: ScheduleDefinition, connection: Connection | None, now: datetime | None
-    ) -> Saved | None:
-        key = (definition.workspace_id, definition.name, definition.payload_json, now)
-        (row,) = await self.database.fetch(schedule_sql.FIND_SCHEDULE, *key, connection=connection)
-        if row["id"] is None:
-            created = await self.create_schedule(definition, now=row["instant"], connection=connection)
-            return None if created is None else Saved(created, "created")
-        found = schedule_of(row)
-        if row["same_payload"] and same_but_payload(found, definition) and found.error is None:
-            return Saved(found, "unchanged")
-        try:
-            return await self.update_schedule(found.id, lambda _: definition, connection=connection, now=now)
-        except ScheduleNotFoundError:
-            return None
-
-    async def create_schedule(
-        self, definition: ScheduleDefinition, *, now: datetime, connection: Connection | None = None
-    ) -> Schedule | None:
-        """Create a schedule with the ticks of the window; None if its name is taken."""
-        anchor = definition.anchor(now)
-        timetable = definition.timetable(anchor)
-        needed_from = timetable.occurrence_at_or_after(now if definition.at is None else definition.at)
-        needing = NeedingTicks(new_schedule_id(), 1, timetable, needed_from, 0, now)
-        made = self.plan(needing)
-        async with self.database.transaction(connection) as chosen:
-            row = await self.database.fetchrow(
-                schedule_sql.CREATE_SCHEDULE,
-                needing.schedule_id,
-                definition.workspace_id,
-                definition.name,
-                *definition_arguments(definition, anchor),
-                now,
-                made.next_needed,
-                made.planned,
-                (needed_from or now) - MICROSECOND,
-                connection=chosen,
-            )
-            if row is None:
-                return None
-            await self.create_ticks([Planned(needing, made)], connection=chosen)
-        return schedule_of(row)
-
-    async def update_schedule(
+    async def list_schedules(
         self,
-        schedule_id: str,
-        change: Callable[[Schedule], ScheduleDefinition],
         *,
+        workspace_id: str | None = None,
+        after_id: str = "",
+        limit: int = 100,
         connection: Connection | None = None,
-        now: datetime | None = None,
-    ) -> Saved:
-        """Edit a schedule. It holds for occurrences after now and after whatever has fired; the phase stays."""
-        async with self._changing(connection) as chosen:
-            held = await self._hold(schedule_id, chosen, now)
-            definition = change(held.schedule)
-            same = same_but_payload(held.schedule, definition) and await self.database.fetchval(
-                schedule_sql.SAME_PAYLOAD, schedule_id, definition.payload_json, connection=chosen
-            )
-            if same:
-                return await self._retry_if_broken(held, chosen)
-            return await self._edit(held, definition, chosen)
-
-    async def _edit(self, held: Held, definition: ScheduleDefinition, connection: Connection) -> Saved:
-        schedule = held.schedule
-        boundary = held.boundary if schedule.enabled else held.last_tick
-        if definition.at is not None and definition.at != schedule.at and definition.at <= boundary:
-            raise InvalidInputError(
-                "at", f"{definition.at.isoformat()} has passed: an edit never fires, trigger() does"
-            )
-        overdue = await self._make_overdue_ticks(held, boundary, connection)
-        planned = held.planned + overdue.planned
-        if schedule.enabled:
-            planned -= len(
-                await self.database.fetch(
-                    schedule_sql.DELETE_FUTURE_TICKS, schedule.id, boundary, connection=connection
-                )
-            )
-        anchor = _anchor_after(schedule, definition, boundary, held.instant)
-        row = await self.database.fetchrow(
-            schedule_sql.EDIT_SCHEDULE,
-            schedule.id,
-            *definition_arguments(definition, anchor),
-            held.instant,
-            boundary,
-            planned,
-            connection=connection,
-        )
-        edited = schedule_of(_existing(row, schedule.id))
-        await self._resume(edited, boundary, planned, held.instant, connection)
-        replaced_at = await self.database.fetchval(
-            schedule_sql.IS_BACK, edited.id, edited.version, connection=connection
-        )
-        back_after = None if replaced_at is None else held.instant - replaced_at
-        return Saved(edited, "edited", overdue.missed, back_after)
-
-    async def disable_schedule(
-        self,
-        schedule_id: str,
-        *,
-        drop_pending: bool = False,
-        connection: Connection | None = None,
-        now: datetime | None = None,
-    ) -> Saved:
-        """Make no more ticks of it. Those that are there stay and fire, unless they are dropped."""
-        async with self._changing(connection) as chosen:
-            held = await self._hold(schedule_id, chosen, now)
-            schedule = held.schedule
-            overdue = await self._make_overdue_ticks(held, held.boundary, chosen)
-            if drop_pending:
-                dropped = [*(tick.scheduled_for for tick in held.ticks), *overdue.occurrences]
-                await self._drop_ticks(
-                    [schedule.id], dropped, chosen, reason="dropped when disabled", instant=held.instant
-                )
-            if not schedule.enabled:
-                return Saved(schedule, "unchanged")
-            holds_after = held.boundary if drop_pending else held.last_tick
-            disabled = await self._switch(held, chosen, holds_after, held.planned + overdue.planned, enabled=False)
-        return Saved(disabled, "disabled", overdue.missed)
-
-    async def enable_schedule(
-        self,
-        schedule_id: str,
-        *,
-        fire_now: bool = False,
-        connection: Connection | None = None,
-        now: datetime | None = None,
-    ) -> Saved:
-        """Make ticks again, from the next occurrence on; with `fire_now` there is one beside the rule at once."""
-        async with self._changing(connection) as chosen:
-            held = await self._hold(schedule_id, chosen, now)
-            if held.schedule.enabled:
-                saved = await self._retry_if_broken(held, chosen)
-            else:
-                forgotten = await self.database.fetch(
-                    schedule_sql.FORGET_DROPPED, schedule_id, held.last_tick, connection=chosen
-                )
-                planned = held.planned - len(forgotten)
-                enabled = await self._switch(held, chosen, held.last_tick, planned, enabled=True)
-                saved = Saved(enabled, "enabled")
-            if fire_now:
-                await self._place_tick(saved.schedule, held.instant, chosen)
-        return saved
-
-    async def delete_schedule(
-        self, schedule_id: str, *, connection: Connection | None = None, now: datetime | None = None
-    ) -> Schedule:
-        """Remove the schedule with its pending ticks; messages already sent stay, and so does the ledger."""
-        async with self._changing(connection) as chosen:
-            held = await self._hold(schedule_id, chosen, now)
-            overdue = await self._make_overdue_ticks(held, held.boundary, chosen)
-            dropped = [*(tick.scheduled_for for tick in held.ticks), *overdue.occurrences]
-            await self._drop_ticks([schedule_id], dropped, chosen, reason="schedule deleted", instant=held.instant)
-            await self.database.fetch(schedule_sql.DELETE_SCHEDULES, [schedule_id], held.instant, connection=chosen)
-        return held.schedule
+    ) -> list[Schedule]:
+        """A page of schedules; pass the last one's id as `after_id` for the next."""
+        arguments = (workspace_id, after_id, limit)
+        rows = await self.database.fetch(schedule_sql.LIST_SCHEDULES, *arguments, connection=connection)
+        return [schedule_of(row) for row in rows]
 
     async def delete_workspace(self, workspace_id: str, *, connection: Connection, now: datetime | None = None) -> int:
         """Remove all schedules of a workspace with their pending ticks; how many schedules there were."""
+        await self.database.fetch(schedule_sql.LOCK_ZONE, workspace_id, connection=connection)
         rows = await self.database.fetch(schedule_sql.LOCK_WORKSPACE, workspace_id, connection=connection)
         schedules = [schedule_of(row) for row in rows]
         ids = [schedule.id for schedule in schedules]
@@ -243,154 +54,90 @@ class CronRepository(TickRepository):
         await self._drop_ticks(ids, dropped, connection, reason="workspace deleted", instant=instant)
         await self.database.fetch(schedule_sql.DELETE_SCHEDULES, ids, instant, connection=connection)
         await self.database.fetch(schedule_sql.FORGET_PAYLOADS, workspace_id, connection=connection)
+        await self.database.fetch(schedule_sql.FORGET_ZONE, workspace_id, connection=connection)
         return len(ids)
 
-    async def trigger(
-        self, schedule_id: str, *, connection: Connection | None = None, now: datetime | None = None
-    ) -> Triggered:
-        """Fire once now, beside the rule: the phase and what is expected stay as they are."""
-        async with self._changing(connection) as chosen:
-            row = await self.database.fetchrow(schedule_sql.SHARE_SCHEDULE, schedule_id, now, connection=chosen)
-            found = _existing(row, schedule_id)
-            return await self._place_tick(schedule_of(found), found["instant"], chosen)
+    async def apply(
+        self, declarations: Declarations, *, prune: bool, dry_run: bool, now: datetime | None = None
+    ) -> tuple[list[Saved], list[Schedule]]:
+        """Bring schedules in line with a file, in one transaction: what was saved, and what was removed.
 
-    async def get_schedule(self, schedule_id: str, *, connection: Connection | None = None) -> Schedule:
-        """The schedule of this id."""
-        row = await self.database.fetchrow(schedule_sql.GET_SCHEDULE, schedule_id, connection=connection)
-        return schedule_of(_existing(row, schedule_id))
+        All that stands against it is said at once, and then nothing is changed, nor with `dry_run`.
+        """
+        saved: list[Saved] = []
+        removed: list[Schedule] = []
+        with suppress(_DryRun):
+            async with self._changing(None) as connection:
+                await self._lock_files(connection)
+                for workspace_id in declarations.workspaces:
+                    await self.database.fetch(schedule_sql.SHARE_ZONE, workspace_id, connection=connection)
+                saved += await self._save_all(declarations, connection, now)
+                if prune:
+                    kept = {item.schedule.id for item in saved}
+                    removed += await self._delete_others(declarations.owner, kept, connection, now)
+                if dry_run:
+                    raise _DryRun
+        return saved, removed
 
-    async def list_schedules(
-        self,
-        *,
-        workspace_id: str | None = None,
-        after_id: str = "",
-        limit: int = 100,
-        connection: Connection | None = None,
+    async def _lock_files(self, connection: Connection) -> None:
+        try:
+            await self.database.fetch(
+                schedule_sql.LOCK_APPLY, connection=connection, deadline_seconds=APPLY_PATIENCE_SECONDS
+            )
+        except TimeoutError:
+            raise CronTicksError(
+                f"another process has been applying a file for {APPLY_PATIENCE_SECONDS:.0f} s: try again"
+            ) from None
+
+    async def _save_all(self, declarations: Declarations, connection: Connection, now: datetime | None) -> list[Saved]:
+        saved: list[Saved] = []
+        problems: list[str] = []
+        for declared in declarations.schedules:
+            definition = replace(declared.definition, owner=declarations.owner)
+            try:
+                saved.append(await self.save_schedule(definition, connection=connection, now=now))
+            except InvalidInputError as error:
+                problems.append(f"{declared.place}: {error}")
+        if problems:
+            raise DeclarationsError(problems)
+        return saved
+
+    async def _delete_others(
+        self, owner: str | None, kept: set[str], connection: Connection, now: datetime | None
     ) -> list[Schedule]:
-        """A page of schedules; pass the last one's id as `after_id` for the next."""
-        arguments = (workspace_id, after_id, limit)
-        rows = await self.database.fetch(schedule_sql.LIST_SCHEDULES, *arguments, connection=connection)
-        return [schedule_of(row) for row in rows]
+        rows = await self.database.fetch(schedule_sql.OWNED_BY, owner, connection=connection)
+        others = [row["id"] for row in rows if row["id"] not in kept]
+        return [await self.delete_schedule(schedule_id, connection=connection, now=now) for schedule_id in others]
 
-    async def mark_broken(self, needing: NeedingTicks, error: str, *, now: datetime | None = None) -> bool:
-        """Pass over a schedule whose rule can't be followed, and let it say why; False if it has changed meanwhile."""
-        arguments = (needing.schedule_id, needing.version, error, now)
-        return bool(await self.database.fetch(schedule_sql.MARK_BROKEN, *arguments))
-
-    @asynccontextmanager
-    async def _changing(self, connection: Connection | None) -> AsyncIterator[Connection]:
-        """The caller's transaction, or one of our own that doesn't keep its locks if this process hangs."""
-        async with self.database.transaction(connection) as chosen:
-            if connection is None:
-                await self.database.fetch(schedule_sql.LIMIT_PATIENCE, self.patience, connection=chosen)
-            yield chosen
-
-    async def _hold(self, schedule_id: str, connection: Connection, now: datetime | None) -> Held:
-        row = await self.database.fetchrow(schedule_sql.LOCK_SCHEDULE, schedule_id, connection=connection)
-        schedule = schedule_of(_existing(row, schedule_id))
-        cursors = await self.database.fetch(schedule_sql.LOCK_CURSORS, [schedule_id], connection=connection)
-        ((next_needed, planned),) = cursors
-        ticks = await self._lock_ticks([schedule_id], connection)
-        ((instant, fired),) = await self.database.fetch(schedule_sql.HORIZON, schedule_id, now, connection=connection)
-        return Held(schedule, next_needed, planned, ticks, instant, fired)
-
-    async def _lock_ticks(self, schedule_ids: Sequence[str], connection: Connection) -> list[PendingTick]:
-        """All of them. A firing may have put one back while we waited for it, so it is looked for once more."""
-        before: list[asyncpg.Record] | None = None
-        while True:
-            rows = await self.database.fetch(schedule_sql.LOCK_TICKS, schedule_ids, connection=connection)
-            if rows == before:
-                return [PendingTick(*row) for row in rows]
-            before = rows
-
-    async def _make_overdue_ticks(self, held: Held, boundary: datetime, connection: Connection) -> Plan:
-        """A change holds for occurrences after the boundary; those before it that no manager has made are kept."""
-        overdue = self._overdue(held, boundary)
-        await self.create_ticks([overdue], connection=connection)
-        return overdue.plan
-
-    def _overdue(self, held: Held, boundary: datetime) -> Planned:
-        schedule = held.schedule
-        needing = NeedingTicks(
-            schedule.id, schedule.version, schedule.timetable, held.next_needed, held.planned, held.instant
-        )
-        if not schedule.enabled:
-            return Planned(needing, NOTHING)
-        try:
-            overdue = self.plan(needing, until=boundary + MICROSECOND)
-        except RULE_ERRORS:
-            return Planned(needing, NOTHING)
-        if schedule.error is not None:  # the database may have refused them: they are missed
-            overdue = replace(overdue, occurrences=(), missed=overdue.planned)
-        return Planned(needing, overdue)
-
-    async def _switch(
-        self, held: Held, connection: Connection, holds_after: datetime, planned: int, *, enabled: bool
-    ) -> Schedule:
-        arguments = (held.schedule.id, enabled, held.instant, holds_after, planned)
-        row = await self.database.fetchrow(schedule_sql.SWITCH_SCHEDULE, *arguments, connection=connection)
-        switched = schedule_of(_existing(row, held.schedule.id))
-        await self._resume(switched, holds_after, planned, held.instant, connection)
-        return switched
-
-    async def _resume(
-        self, schedule: Schedule, after: datetime, planned: int, instant: datetime, connection: Connection
-    ) -> None:
-        """Ticks of the window for occurrences after `after`, unless the schedule is disabled."""
-        needing = NeedingTicks(schedule.id, schedule.version, schedule.timetable, after + MICROSECOND, planned, instant)
-        try:
-            made = self.plan(needing) if schedule.enabled else NOTHING
-        except RULE_ERRORS:  # a manager will find out, and say so
-            made = Plan((), needing.needed_from, 0, complete=False)
-        arguments = (schedule.id, made.next_needed, planned + made.planned)
-        await self.database.fetch(schedule_sql.MOVE_CURSOR, *arguments, connection=connection)
-        await self.create_ticks([Planned(needing, made)], connection=connection)
-
-    async def _retry_if_broken(self, held: Held, connection: Connection) -> Saved:
-        if held.schedule.error is None:
-            return Saved(held.schedule, "unchanged")
-        row = await self.database.fetchrow(schedule_sql.RETRY_SCHEDULE, held.schedule.id, connection=connection)
-        return Saved(schedule_of(_existing(row, held.schedule.id)), "retried")
-
-    async def _drop_ticks(
+    async def set_workspace_timezone(
         self,
-        schedule_ids: Sequence[str],
-        occurrences: Iterable[datetime],
-        connection: Connection,
+        workspace_id: str,
+        timezone: str | None,
         *,
-        reason: str,
-        instant: datetime,
-    ) -> None:
-        """Nobody may fire these any more; the ledger says why."""
-        days = sorted({occurrence.date() for occurrence in occurrences})
-        await self.database.fetch(tick_sql.MAKE_PARTITIONS_OF, days, connection=connection)
-        arguments = (schedule_ids, reason, instant)
-        await self.database.fetch(schedule_sql.DROP_TICKS, *arguments, connection=connection)
+        connection: Connection | None = None,
+        now: datetime | None = None,
+    ) -> list[Saved]:
+        """Change the zone of a workspace's schedules that name none, None: UTC. It is an edit of each of them."""
+        zone = timezone or DEFAULT_ZONE
+        async with self._changing(connection) as chosen:
+            await self.database.fetch(schedule_sql.LOCK_ZONE, workspace_id, connection=chosen)
+            if timezone is None:
+                await self.database.fetch(schedule_sql.FORGET_ZONE, workspace_id, connection=chosen)
+            else:
+                await self.database.fetch(schedule_sql.SET_ZONE, workspace_id, timezone, now, connection=chosen)
+            rows = await self.database.fetch(schedule_sql.IN_OTHER_ZONE, workspace_id, zone, connection=chosen)
+            moved: list[Saved] = []
+            for row in rows:
+                with suppress(ScheduleNotFoundError):  # somebody has deleted it meanwhile
+                    moved.append(await self._move_to_zone(row["id"], zone, chosen, now))
+            return moved
 
-    async def _place_tick(self, schedule: Schedule, instant: datetime, connection: Connection) -> Triggered:
-        """At the first free microsecond: what the rule or another trigger has is not ours to take."""
-        placed = Triggered(new_tick_id(), instant)
-        while not await self._place(schedule, placed, connection):
-            placed = Triggered(placed.tick_id, placed.scheduled_for + MICROSECOND)
-        await self.wake_tickers(connection)
-        return placed
+    async def _move_to_zone(self, schedule_id: str, zone: str, connection: Connection, now: datetime | None) -> Saved:
+        held = await self._hold(schedule_id, connection, now)
+        edited = await self._edit(held, replace(held.schedule.definition, zone=zone), ("zone",), connection)
+        return replace(edited, back_after=None)  # a zone that is set back is no sign of two releases
 
-    async def _place(self, schedule: Schedule, tick: Triggered, connection: Connection) -> bool:
-        if schedule.rule.count(tick.scheduled_for, tick.scheduled_for + MICROSECOND):
-            return False
-        arguments = (schedule.id, tick.tick_id, tick.scheduled_for)
-        return bool(await self.database.fetch(schedule_sql.PLACE_TICK, *arguments, connection=connection))
-
-
-def _anchor_after(
-    schedule: Schedule, definition: ScheduleDefinition, boundary: datetime, instant: datetime
-) -> datetime:
-    """An edit keeps the phase, unless there is none yet, or none any more."""
-    has_begun = schedule.interval is not None and schedule.anchor_at <= boundary
-    return schedule.anchor_at if has_begun and definition.interval is not None else definition.anchor(instant)
-
-
-def _existing(row: asyncpg.Record | None, schedule_id: str) -> asyncpg.Record:
-    if row is None:
-        raise ScheduleNotFoundError(f"there is no schedule {schedule_id}")
-    return row
+    async def get_workspace_timezone(self, workspace_id: str) -> str | None:
+        """The zone of a workspace's schedules that name none."""
+        zone: str | None = await self.database.fetchval(schedule_sql.GET_ZONE, workspace_id)
+        return zone

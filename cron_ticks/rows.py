@@ -8,12 +8,15 @@ from typing import Any, Literal, NamedTuple
 
 import asyncpg
 
-from cron_ticks.occurrences import MICROSECOND, Plan, Timetable
-from cron_ticks.schedules import PRIORITIES, Delivery, Priority, Schedule, ScheduleDefinition, rule_of
+from cron_ticks.checks import PRIORITIES, Priority
+from cron_ticks.cron_rules import CronRule
+from cron_ticks.occurrences import MICROSECOND, IntervalRule, OneOffRule, Plan, Timetable
+from cron_ticks.schedules import Delivery, Schedule, ScheduleDefinition, calendar_of, rule_of
 
 COMPARED = (
     *("queue_name", "interval", "at", "jitter_ratio", "priority", "starts_at", "ends_at", "max_runs"),
     *("sink", "delivery", "overlap", "max_attempts", "max_age", "backoff"),
+    *("cron", "timezone", "dst_gap", "dst_fold", "owner"),
 )
 
 
@@ -144,6 +147,12 @@ def schedule_of(row: asyncpg.Record) -> Schedule:
         max_attempts=row["max_attempts"],
         max_age=_microseconds(row["max_age_us"]),
         backoff=_microseconds(row["backoff_us"]),
+        cron=row["cron"],
+        timezone=row["timezone"],
+        zone=row["zone"],
+        dst_gap=row["dst_gap"],
+        dst_fold=row["dst_fold"],
+        owner=row["owner"],
         enabled=row["enabled"],
         version=row["version"],
         error=row["error"],
@@ -172,14 +181,26 @@ def definition_arguments(definition: ScheduleDefinition, anchor: datetime) -> Se
         definition.max_attempts,
         None if definition.max_age is None else definition.max_age // MICROSECOND,
         None if definition.backoff is None else definition.backoff // MICROSECOND,
+        definition.cron,
+        definition.timezone,
+        definition.zone,
+        definition.dst_gap,
+        definition.dst_fold,
+        definition.owner,
     )
 
 
-def same_but_payload(schedule: Schedule, definition: ScheduleDefinition) -> bool:
-    """Whether a schedule is as declared; the payload is for the database to compare."""
-    same = all(getattr(schedule, name) == getattr(definition, name) for name in COMPARED)
+def differences(schedule: Schedule, definition: ScheduleDefinition) -> tuple[str, ...]:
+    """In what a schedule is not as declared; the payload is for the database to compare."""
     # What a ratio comes to depends on the cap, which is a setting: pods that differ in it don't undo each other's work.
-    return same and (definition.jitter_ratio is not None or schedule.jitter == definition.jitter)
+    compared = COMPARED if definition.jitter_ratio is not None else (*COMPARED, "jitter")
+    return tuple(name for name in compared if getattr(schedule, name) != getattr(definition, name))
+
+
+def rule_of_row(row: asyncpg.Record) -> IntervalRule | OneOffRule | CronRule:
+    """Nominal times of a schedule."""
+    calendar = calendar_of(row["cron"], row["zone"], row["dst_gap"], row["dst_fold"])
+    return rule_of(row["anchor_at"], _microseconds(row["interval_us"]), calendar)
 
 
 def needing_ticks(cursor: asyncpg.Record, rule: asyncpg.Record) -> NeedingTicks:
@@ -188,7 +209,7 @@ def needing_ticks(cursor: asyncpg.Record, rule: asyncpg.Record) -> NeedingTicks:
         schedule_id=cursor["schedule_id"],
         version=rule["version"],
         timetable=Timetable(
-            rule_of(rule["anchor_at"], _microseconds(rule["interval_us"])),
+            rule_of_row(rule),
             rule["starts_at"],
             rule["ends_at"],
             rule["max_runs"],

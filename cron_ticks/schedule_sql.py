@@ -7,18 +7,20 @@ ticks.
 
 SCHEDULE_COLUMNS = """
     id, workspace_id, name, queue_name, payload::text AS payload, interval_us, anchor_at, jitter_us, jitter_ratio,
-    priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, enabled,
-    version, error, error_at, created_at, updated_at
+    priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron,
+    timezone, zone, dst_gap, dst_fold, owner, enabled, version, error, error_at, created_at, updated_at
 """
 
 # A row of the history, from the schedule as a statement leaves it.
 _KEEP_VERSION = """
     INSERT INTO {schema}.cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
-        max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, planned, created_at)
+        max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap,
+        dst_fold, owner, planned, created_at)
     SELECT id, version, {holds_after}, {change}, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
-        max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, {planned}, updated_at
+        max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap,
+        dst_fold, owner, {planned}, updated_at
     FROM changed
 """
 
@@ -50,18 +52,18 @@ CREATE_SCHEDULE = (
 WITH changed AS (
     INSERT INTO {schema}.cron_schedules (id, workspace_id, name, queue_name, payload, interval_us, anchor_at, jitter_us,
         jitter_ratio, priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us,
-        backoff_us, created_at, updated_at)
+        backoff_us, cron, timezone, zone, dst_gap, dst_fold, owner, created_at, updated_at)
     VALUES ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-        $20)
+        $21, $22, $23, $24, $25, $26, $26)
     ON CONFLICT ON CONSTRAINT cron_schedules_name_key DO NOTHING
     RETURNING *
 ),
 cursor AS (
     INSERT INTO {schema}.cron_schedule_cursors (schedule_id, next_tick_needed_at, planned)
-    SELECT id, $21::timestamptz, $22::bigint FROM changed
+    SELECT id, $27::timestamptz, $28::bigint FROM changed
 ),
 kept AS ("""
-    + _keep_version(holds_after="$23::timestamptz", change="'created'", planned="0")
+    + _keep_version(holds_after="$29::timestamptz", change="'created'", planned="0")
     + """)
 SELECT"""
     + SCHEDULE_COLUMNS
@@ -88,6 +90,35 @@ WHERE schedule_id = ANY ($1::text[])
 ORDER BY schedule_id, execute_at
 FOR UPDATE
 """
+
+# Whoever declares a schedule in a workspace's default zone shares this lock, whoever changes that zone has it alone: no
+# schedule is left with the old one. Taken before the schedule's own. The first number stands for "zone".
+SHARE_ZONE = "SELECT pg_advisory_xact_lock_shared(2053467749, hashtext($1))"
+SHARE_ZONE_OF = """
+SELECT pg_advisory_xact_lock_shared(2053467749, hashtext(workspace_id))
+FROM {schema}.cron_schedules
+WHERE id = $1 AND workspace_id IS NOT NULL
+"""
+LOCK_ZONE = "SELECT pg_advisory_xact_lock(2053467749, hashtext($1))"
+GET_ZONE = "SELECT timezone FROM {schema}.cron_workspaces WHERE workspace_id = $1"
+SET_ZONE = """
+INSERT INTO {schema}.cron_workspaces (workspace_id, timezone, updated_at)
+VALUES ($1, $2, coalesce($3::timestamptz, statement_timestamp()))
+ON CONFLICT (workspace_id) DO UPDATE SET timezone = excluded.timezone, updated_at = excluded.updated_at
+"""
+FORGET_ZONE = "DELETE FROM {schema}.cron_workspaces WHERE workspace_id = $1"
+
+# Schedules of a workspace that are in its default zone, if that is not $2.
+IN_OTHER_ZONE = """
+SELECT id
+FROM {schema}.cron_schedules
+WHERE workspace_id = $1 AND cron IS NOT NULL AND timezone IS NULL AND zone <> $2
+ORDER BY id
+"""
+
+# One process at a time brings schedules in line with a file: it holds many of them at once. The number is for "file".
+LOCK_APPLY = "SELECT pg_advisory_xact_lock(1718185061, 0)"
+OWNED_BY = "SELECT" + SCHEDULE_COLUMNS + "FROM {schema}.cron_schedules WHERE owner = $1 ORDER BY id"
 
 # A process that hangs in the middle of a change loses its session, and with it the locks.
 LIMIT_PATIENCE = "SELECT set_config('idle_in_transaction_session_timeout', $1, true)"
@@ -117,13 +148,13 @@ WITH changed AS (
     UPDATE {schema}.cron_schedules
     SET queue_name = $2, payload = $3::text::jsonb, interval_us = $4, anchor_at = $5, jitter_us = $6, jitter_ratio = $7,
         priority = $8, starts_at = $9, ends_at = $10, max_runs = $11, sink = $12, delivery = $13, overlap = $14,
-        max_attempts = $15, max_age_us = $16, backoff_us = $17, updated_at = $18, version = version + 1,
-        error = NULL, error_at = NULL
+        max_attempts = $15, max_age_us = $16, backoff_us = $17, cron = $18, timezone = $19, zone = $20, dst_gap = $21,
+        dst_fold = $22, owner = $23, updated_at = $24, version = version + 1, error = NULL, error_at = NULL
     WHERE id = $1
     RETURNING *
 ),
 kept AS ("""
-    + _keep_version(holds_after="$19::timestamptz", change="'edited'", planned="$20::bigint")
+    + _keep_version(holds_after="$25::timestamptz", change="'edited'", planned="$26::bigint")
     + """)
 SELECT"""
     + SCHEDULE_COLUMNS
@@ -164,7 +195,9 @@ WHERE schedule_id = $1 AND now.version = $2 AND edited.version = $2 - 1 AND befo
     AND (now.sink, now.delivery, now.overlap, now.max_attempts, now.max_age_us, now.backoff_us)
         IS NOT DISTINCT FROM (before.sink, before.delivery, before.overlap, before.max_attempts, before.max_age_us,
             before.backoff_us)
-    AND (now.interval_us IS NOT NULL OR now.anchor_at = before.anchor_at)
+    AND (now.cron, now.zone, now.dst_gap, now.dst_fold)
+        IS NOT DISTINCT FROM (before.cron, before.zone, before.dst_gap, before.dst_fold)
+    AND (coalesce(now.interval_us::text, now.cron) IS NOT NULL OR now.anchor_at = before.anchor_at)
 """
 
 # Re-planning: ticks of the occurrences after $2 go, what was put in by a trigger stays.
@@ -246,7 +279,8 @@ WITH deleted AS (
 changed AS (
     SELECT id, version + 1 AS version, false AS enabled, workspace_id, name, queue_name, payload, interval_us,
         anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at, max_runs, sink, delivery, overlap,
-        max_attempts, max_age_us, backoff_us, $2::timestamptz AS updated_at,
+        max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap, dst_fold, owner,
+        $2::timestamptz AS updated_at,
         greatest($2::timestamptz, (
             SELECT max(scheduled_for)
             FROM {schema}.cron_runs

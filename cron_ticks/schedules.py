@@ -1,32 +1,36 @@
 """Schedules: what an application asks for, checked at the door, and what the database keeps of it."""
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
+from cron_ticks.checks import (
+    JSON_TEXT,
+    PRIORITIES,
+    Priority,
+    check_choice,
+    check_count,
+    check_instant,
+    check_interval,
+    check_name,
+    check_payload,
+    check_priority,
+    check_span,
+    shown,
+)
+from cron_ticks.cron_expressions import check_cron, parse
+from cron_ticks.cron_rules import DST_FOLDS, DST_GAPS, CronRule, DstFold, DstGap
+from cron_ticks.descriptions import describe_rule
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.occurrences import MICROSECOND, IntervalRule, OneOffRule, Timetable, jitter_offset
+from cron_ticks.zones import check_zone
 
-LONGEST_NAME = 200
-SHORTEST_INTERVAL = timedelta(seconds=1)
-LONGEST_INTERVAL = timedelta(days=36_525)
-EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-LATEST = datetime(2500, 1, 1, tzinfo=UTC)
 MOST_RUNS = 10**12
 DEFAULT_JITTER_RATIO = 0.1
 LARGEST_JITTER_RATIO = 0.5  # beyond it, occurrences would change their order
 DEFAULT_JITTER_CAP = timedelta(seconds=30)
-LARGEST_PAYLOAD_BYTES = 1_048_576
-DEEPEST_PAYLOAD = 100  # levels: whoever reads it may have less room on the stack than who wrote it
-JSON_TEXT = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # not where the backslash itself is escaped
 
-Priority = Literal["urgent", "high", "normal", "low"]
-PRIORITIES: tuple[Priority, ...] = ("urgent", "high", "normal", "low")  # as the database numbers them
-RANKS: dict[str, int] = {name: rank for rank, name in enumerate(PRIORITIES)}
 Jitter = float | timedelta | Literal["default"] | None  # a ratio of the interval, or a time either way
 
 OWN_QUEUE = "queue"  # the sink that everybody has
@@ -41,6 +45,7 @@ OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "queue_one")
 MOST_TICK_ATTEMPTS = 1000
 LONGEST_AGE = timedelta(days=365)
 LONGEST_BACKOFF = timedelta(days=7)
+DEFAULT_ZONE = "UTC"
 NO_OTHER_SINKS: Mapping[str, SinkKind] = {}
 
 
@@ -52,7 +57,7 @@ class ScheduleDefinition:
     name: str
     workspace_id: str | None
     payload_json: str
-    interval: timedelta | None  # None: a one-off
+    interval: timedelta | None  # None: an expression, or a one-off
     at: datetime | None
     jitter: timedelta  # how far an occurrence may move either way
     jitter_ratio: float | None  # of the interval, if it was asked for in that way
@@ -66,6 +71,12 @@ class ScheduleDefinition:
     max_attempts: int | None  # to send a tick; None: the setting, as for the next two
     max_age: timedelta | None  # after which a tick that could not be sent is not tried again
     backoff: timedelta | None  # before the second attempt
+    cron: str | None
+    timezone: str | None  # None: the workspace's
+    zone: str | None  # the one that holds, as soon as it is known
+    dst_gap: DstGap | None
+    dst_fold: DstFold | None
+    owner: str | None  # the label of the deployment that declares it
 
     def anchor(self, instant: datetime) -> datetime:
         """Occurrence 0 of a schedule that begins at `instant`."""
@@ -73,7 +84,8 @@ class ScheduleDefinition:
 
     def timetable(self, anchor: datetime) -> Timetable:
         """Its nominal times."""
-        return Timetable(rule_of(anchor, self.interval), self.starts_at, self.ends_at, self.max_runs)
+        calendar = calendar_of(self.cron, self.zone, self.dst_gap, self.dst_fold)
+        return Timetable(rule_of(anchor, self.interval, calendar), self.starts_at, self.ends_at, self.max_runs)
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class Schedule:
     name: str
     queue_name: str
     payload: Any
-    interval: timedelta | None  # None: a one-off at `anchor_at`
+    interval: timedelta | None  # None: an expression, or a one-off at `anchor_at`
     anchor_at: datetime
     jitter: timedelta
     jitter_ratio: float | None
@@ -99,6 +111,12 @@ class Schedule:
     max_attempts: int | None  # to send a tick; None: the setting, as for the next two
     max_age: timedelta | None  # after which a tick that could not be sent is not tried again
     backoff: timedelta | None  # before the second attempt
+    cron: str | None
+    timezone: str | None  # as declared; None: the workspace's
+    zone: str | None  # the one that holds
+    dst_gap: DstGap | None
+    dst_fold: DstFold | None
+    owner: str | None  # the label of the deployment that declared it
     enabled: bool
     version: int
     error: str | None  # why no more ticks are made, if the rule can't be followed
@@ -107,14 +125,26 @@ class Schedule:
     updated_at: datetime
 
     @property
-    def at(self) -> datetime | None:
-        """The only occurrence of a one-off."""
-        return self.anchor_at if self.interval is None else None
+    def description(self) -> str:
+        """When it occurs, in one line of English."""
+        return describe_rule(self.rule)
 
     @property
-    def rule(self) -> IntervalRule | OneOffRule:
+    def definition(self) -> ScheduleDefinition:
+        """What was declared."""
+        fields = {name: getattr(self, name) for name in ScheduleDefinition.__dataclass_fields__ if name in vars(self)}
+        return ScheduleDefinition(**fields, payload_json=JSON_TEXT.encode(self.payload), at=self.at)
+
+    @property
+    def at(self) -> datetime | None:
+        """The only occurrence of a one-off."""
+        return self.anchor_at if self.interval is None and self.cron is None else None
+
+    @property
+    def rule(self) -> IntervalRule | OneOffRule | CronRule:
         """Its nominal times, whatever the bounds."""
-        return rule_of(self.anchor_at, self.interval)
+        calendar = calendar_of(self.cron, self.zone, self.dst_gap, self.dst_fold)
+        return rule_of(self.anchor_at, self.interval, calendar)
 
     @property
     def timetable(self) -> Timetable:
@@ -122,9 +152,15 @@ class Schedule:
         return Timetable(self.rule, self.starts_at, self.ends_at, self.max_runs)
 
     def execute_at(self, occurrence: datetime) -> datetime:
-        """When an occurrence is due: moved by its jitter, unless it is the first, and never before `starts_at`."""
+        """When an occurrence is due: moved by its jitter, unless it is the first, and never before `starts_at`.
+
+        A time of day moves only forward.
+        """
         if occurrence == self.anchor_at:
             return occurrence
+        if self.cron is not None:
+            half = self.jitter // 2
+            return occurrence + half + jitter_offset(self.id, occurrence, half)
         moved = occurrence + jitter_offset(self.id, occurrence, self.jitter)
         return moved if self.starts_at is None else max(moved, self.starts_at)
 
@@ -142,8 +178,21 @@ class Triggered:
         return self.tick_id.replace("tick_", "msg_", 1)
 
 
-def rule_of(anchor: datetime, interval: timedelta | None) -> IntervalRule | OneOffRule:
-    """Nominal times from `anchor` on; without an interval there is one."""
+def calendar_of(
+    cron: str | None, zone: str | None, dst_gap: DstGap | None, dst_fold: DstFold | None
+) -> CronRule | None:
+    """An expression in its zone, if there is one."""
+    if cron is None:
+        return None
+    return CronRule(cron, zone or DEFAULT_ZONE, dst_gap or DST_GAPS[0], dst_fold or DST_FOLDS[0])
+
+
+def rule_of(
+    anchor: datetime, interval: timedelta | None, calendar: CronRule | None
+) -> IntervalRule | OneOffRule | CronRule:
+    """Nominal times: of a calendar, or from `anchor` on; without an interval there is one."""
+    if calendar is not None:
+        return calendar
     return OneOffRule(anchor) if interval is None else IntervalRule(anchor, interval)
 
 
@@ -151,10 +200,12 @@ def define_schedule(
     queue_name: str,
     *,
     every: float | timedelta | None = None,
+    cron: str | None = None,
     at: datetime | None = None,
     payload: Any = None,
     workspace_id: str | None = None,
     name: str | None = None,
+    timezone: str | None = None,
     jitter: Jitter = "default",
     priority: Priority = "normal",
     starts_at: datetime | None = None,
@@ -166,33 +217,39 @@ def define_schedule(
     max_attempts: int | None = None,
     max_age: float | timedelta | None = None,
     backoff: float | timedelta | None = None,
+    dst_gap: DstGap | None = None,
+    dst_fold: DstFold | None = None,
+    owner: str | None = None,
     jitter_cap: timedelta = DEFAULT_JITTER_CAP,
     sinks: Mapping[str, SinkKind] = NO_OTHER_SINKS,
 ) -> ScheduleDefinition:
     """Check what the application asks for; the name defaults to the queue's. `sinks` are those beside our own queue."""
     check_name("queue_name", queue_name)
-    if name is not None:
-        check_name("name", name)
-    if workspace_id is not None:
-        check_name("workspace_id", workspace_id)
-    if (every is None) == (at is None):
-        raise InvalidInputError("every", "give either every= or at=")
-    interval = None if every is None else check_interval("every", every)
+    for field, value in (("name", name), ("workspace_id", workspace_id), ("owner", owner)):
+        if value is not None:
+            check_name(field, value)
+    interval, moment, calendar = check_rule(
+        every=every, cron=cron, at=at, timezone=timezone, dst_gap=dst_gap, dst_fold=dst_fold
+    )
     bounds = {"starts_at": starts_at, "ends_at": ends_at, "max_runs": max_runs}
-    if interval is None:
-        _refuse_for_one_off(jitter=None if jitter == "default" else jitter, **bounds)
-    amplitude, ratio = _check_jitter(jitter, interval, jitter_cap)
+    if moment is not None:
+        given = bounds | {"jitter": None if jitter == "default" else jitter}
+        _refuse("a schedule with at= has one occurrence: leave it out", given)
+    amplitude, ratio = _check_jitter(jitter, interval, calendar["cron"], jitter_cap)
     return ScheduleDefinition(
         queue_name=queue_name,
         name=queue_name if name is None else name,
         workspace_id=workspace_id,
         payload_json=check_payload("payload", {} if payload is None else payload),
         interval=interval,
-        at=None if at is None else check_instant("at", at),
+        at=moment,
+        **calendar,
+        zone=calendar["timezone"],
+        owner=owner,
         jitter=amplitude,
         jitter_ratio=ratio,
         priority=PRIORITIES[check_priority("priority", priority)],
-        **_check_bounds(**bounds),
+        **check_bounds(**bounds),
         **_check_sending(sink, delivery, overlap, sinks),
         max_attempts=None
         if max_attempts is None
@@ -207,7 +264,9 @@ class ScheduleChanges(TypedDict, total=False):
 
     queue_name: str
     every: float | timedelta
+    cron: str
     at: datetime
+    timezone: str | None
     payload: Any
     jitter: Jitter
     priority: Priority
@@ -220,6 +279,9 @@ class ScheduleChanges(TypedDict, total=False):
     max_attempts: int | None
     max_age: float | timedelta | None
     backoff: float | timedelta | None
+    dst_gap: DstGap | None
+    dst_fold: DstFold | None
+    owner: str | None
 
 
 def redefine_schedule(
@@ -228,7 +290,7 @@ def redefine_schedule(
     jitter_cap: timedelta = DEFAULT_JITTER_CAP,
     sinks: Mapping[str, SinkKind] = NO_OTHER_SINKS,
 ) -> ScheduleDefinition:
-    """The schedule's definition with some of it changed; `every` and `at` replace each other."""
+    """The schedule's definition with some of it changed; `every`, `cron` and `at` replace each other."""
     for field in changes:
         if field not in ScheduleChanges.__annotations__:
             raise InvalidInputError(field, f"can't be changed; what can: {', '.join(ScheduleChanges.__annotations__)}")
@@ -243,32 +305,69 @@ def redefine_schedule(
         "max_attempts": schedule.max_attempts,
         "max_age": schedule.max_age,
         "backoff": schedule.backoff,
+        "owner": schedule.owner,
     }
     if "sink" not in changes:  # another sink has a guarantee of its own
         current["delivery"] = schedule.delivery
         kind: SinkKind = "same_database" if schedule.delivery == "exactly_once" else "outside"
         sinks = {schedule.sink: kind, **sinks}
-    if "at" not in changes and schedule.interval is not None:
-        current |= {
-            "every": schedule.interval,
-            "jitter": schedule.jitter if schedule.jitter_ratio is None else schedule.jitter_ratio,
-            "starts_at": schedule.starts_at,
-            "ends_at": schedule.ends_at,
-            "max_runs": schedule.max_runs,
-        }
-    elif "every" not in changes:
-        current["at"] = schedule.at
+    current |= _current_rule(schedule, {"every", "cron", "at"} & changes.keys())
     current.update(changes)
     return define_schedule(**current, jitter_cap=jitter_cap, sinks=sinks)
 
 
-def _refuse_for_one_off(**given: object) -> None:
+def _current_rule(schedule: Schedule, changed: set[str]) -> dict[str, Any]:
+    """What stays of a schedule's rule when `every`, `cron` or `at` is changed, or none of them."""
+    if schedule.at is not None:
+        return {} if changed else {"at": schedule.at}
+    bounds = {"starts_at": schedule.starts_at, "ends_at": schedule.ends_at, "max_runs": schedule.max_runs}
+    if schedule.cron is not None and changed <= {"cron"}:
+        names = ("cron", "timezone", "dst_gap", "dst_fold", "jitter")
+        return bounds | {name: getattr(schedule, name) for name in names}
+    if schedule.interval is not None and changed <= {"every"}:
+        jitter = schedule.jitter if schedule.jitter_ratio is None else schedule.jitter_ratio
+        return bounds | {"every": schedule.interval, "jitter": jitter}
+    return {} if "at" in changed else bounds
+
+
+class _Calendar(TypedDict):
+    cron: str | None
+    timezone: str | None
+    dst_gap: DstGap | None
+    dst_fold: DstFold | None
+
+
+def check_rule(
+    *, every: Any, cron: Any, at: Any, timezone: Any, dst_gap: Any, dst_fold: Any
+) -> tuple[timedelta | None, datetime | None, _Calendar]:
+    """An interval, an instant, or an expression with its zone: exactly one of them."""
+    if [every, cron, at].count(None) != 2:  # noqa: PLR2004 - one of three is given
+        raise InvalidInputError("every", "give one of every=, cron= and at=")
+    if cron is None:
+        _refuse(
+            "holds for cron= only: every= counts real seconds, and at= has a zone of its own",
+            {"timezone": timezone, "dst_gap": dst_gap, "dst_fold": dst_fold},
+        )
+        interval = None if every is None else check_interval("every", every)
+        moment = None if at is None else check_instant("at", at)
+        return interval, moment, _Calendar(cron=None, timezone=None, dst_gap=None, dst_fold=None)
+    calendar = _Calendar(
+        cron=check_cron(cron),
+        timezone=None if timezone is None else check_zone("timezone", timezone),
+        dst_gap=DST_GAPS[0] if dst_gap is None else check_choice("dst_gap", dst_gap, DST_GAPS),
+        dst_fold=DST_FOLDS[0] if dst_fold is None else check_choice("dst_fold", dst_fold, DST_FOLDS),
+    )
+    return None, None, calendar
+
+
+def _refuse(reason: str, given: Mapping[str, object]) -> None:
     for field, value in given.items():
         if value is not None:
-            raise InvalidInputError(field, "a schedule with at= has one occurrence: leave it out")
+            raise InvalidInputError(field, reason)
 
 
-def _check_bounds(starts_at: Any, ends_at: Any, max_runs: Any) -> dict[str, Any]:
+def check_bounds(starts_at: Any, ends_at: Any, max_runs: Any) -> dict[str, Any]:
+    """The first and the last instant, in this order, and the most occurrences."""
     if starts_at is not None:
         starts_at = check_instant("starts_at", starts_at)
     if ends_at is not None:
@@ -293,8 +392,7 @@ def _check_sending(sink: Any, delivery: Any, overlap: Any, sinks: Mapping[str, S
         raise InvalidInputError(
             "delivery", f"must be {' or '.join(possible)}, because the sink {sink!r} is {where}, not {delivery!r}"
         )
-    if overlap not in OVERLAPS:
-        raise InvalidInputError("overlap", f"must be one of {', '.join(OVERLAPS)}, not {overlap!r}")
+    check_choice("overlap", overlap, OVERLAPS)
     if overlap != "allow" and sink != OWN_QUEUE:
         raise InvalidInputError(
             "overlap", f"must be allow: the sink {sink!r} can't say when a message is finished, only our own queue can"
@@ -302,18 +400,12 @@ def _check_sending(sink: Any, delivery: Any, overlap: Any, sinks: Mapping[str, S
     return {"sink": sink, "delivery": possible[0] if delivery is None else delivery, "overlap": overlap}
 
 
-def check_span(field: str, value: object, *, longest: timedelta) -> timedelta:
-    """Seconds or a timedelta, more than none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
-        raise InvalidInputError(field, f"must be seconds or a timedelta, not {type(value).__name__}")
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not 0.001 <= seconds <= longest.total_seconds():  # noqa: PLR2004 - a millisecond
-        raise InvalidInputError(field, f"must be from 1 ms to {longest.days} days, not {value}")
-    return timedelta(seconds=seconds)
-
-
-def _check_jitter(value: object, interval: timedelta | None, cap: timedelta) -> tuple[timedelta, float | None]:
+def _check_jitter(
+    value: object, interval: timedelta | None, cron: str | None, cap: timedelta
+) -> tuple[timedelta, float | None]:
     """How far an occurrence may move, and the ratio if one was given."""
+    if cron is not None:
+        return _check_jitter_of_cron(value, cron, cap), None
     if value is None or interval is None:
         return timedelta(0), None
     if isinstance(value, timedelta):
@@ -327,96 +419,23 @@ def _check_jitter(value: object, interval: timedelta | None, cap: timedelta) -> 
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= LARGEST_JITTER_RATIO:
         raise InvalidInputError(
             "jitter",
-            f"must be a ratio of the interval from 0 to {LARGEST_JITTER_RATIO}, a timedelta or None, not {value!r}",
+            f"must be a ratio of the interval from 0 to {LARGEST_JITTER_RATIO}, a timedelta or None, "
+            f"not {shown(value)}",
         )
     if ratio == 0:
         return timedelta(0), None
     return min(cap, timedelta(microseconds=int(ratio * (interval // MICROSECOND)))), float(ratio)
 
 
-def check_name(field: str, value: object) -> str:
-    """A non-empty text without control characters, of at most LONGEST_NAME characters."""
-    if not isinstance(value, str):
-        raise InvalidInputError(field, f"must be a string, not {type(value).__name__}")
-    if not value or value != value.strip():
-        raise InvalidInputError(field, "must not be empty or begin or end with a blank")
-    if len(value) > LONGEST_NAME:
-        raise InvalidInputError(field, f"must have at most {LONGEST_NAME} characters, has {len(value)}")
-    if not value.isprintable():
-        raise InvalidInputError(field, "must not contain control characters")
-    return value
-
-
-def check_count(field: str, value: object, *, most: int) -> int:
-    """A whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInputError(field, f"must be a whole number from 1 to {most}, not {value!r}")
-    return value
-
-
-def check_interval(field: str, value: object) -> timedelta:
-    """Seconds or a timedelta, from one second up, in whole microseconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
-        raise InvalidInputError(field, f"must be seconds or a timedelta, not {type(value).__name__}")
-    try:
-        interval = value if isinstance(value, timedelta) else timedelta(seconds=value)
-    except (OverflowError, ValueError):
-        raise InvalidInputError(field, f"must be a finite number of seconds, not {value}") from None
-    if not SHORTEST_INTERVAL <= interval <= LONGEST_INTERVAL:
+def _check_jitter_of_cron(value: object, cron: str, cap: timedelta) -> timedelta:
+    """A time of day moves only if asked, and not past the next one."""
+    if value is None or value == "default":
+        return timedelta(0)
+    most = min(cap, parse(cron).shortest_gap)
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= most:
         raise InvalidInputError(
-            field,
-            f"must be from 1 second to {LONGEST_INTERVAL.days} days, not {interval.total_seconds():g} s",
+            "jitter",
+            f"must be from 0 to {most.total_seconds():g} s for cron={cron!r}: no more than the cap and the time "
+            f"between two occurrences; as a timedelta, or in a file as 5s; not {shown(value)}",
         )
-    return interval
-
-
-def check_instant(field: str, value: object) -> datetime:
-    """A time with a zone, as UTC."""
-    if not isinstance(value, datetime):
-        raise InvalidInputError(field, f"must be a datetime, not {type(value).__name__}")
-    if value.utcoffset() is None:
-        raise InvalidInputError(field, "must have a time zone: datetime(..., tzinfo=UTC)")
-    try:
-        instant = value.astimezone(UTC)
-    except OverflowError:
-        instant = LATEST
-    if not EARLIEST <= instant < LATEST:
-        raise InvalidInputError(field, f"must be from {EARLIEST.year} to {LATEST.year - 1}, not {value.isoformat()}")
-    return instant
-
-
-def check_priority(field: str, value: object) -> int:
-    """A priority's name, as the number that the database keeps."""
-    if not isinstance(value, str) or value not in RANKS:
-        raise InvalidInputError(field, f"must be one of {', '.join(PRIORITIES)}, not {value!r}")
-    return RANKS[value]
-
-
-def check_payload(field: str, value: object) -> str:
-    """The payload as the JSON text that PostgreSQL keeps."""
-    try:
-        text = JSON_TEXT.encode(value)
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(field, f"must be JSON: {error}") from None
-    if text.count("[") + text.count("{") > DEEPEST_PAYLOAD and _depth(value) > DEEPEST_PAYLOAD:
-        raise InvalidInputError(field, f"must not be nested deeper than {DEEPEST_PAYLOAD} levels")
-    if size > LARGEST_PAYLOAD_BYTES:
-        raise InvalidInputError(field, f"must be at most {LARGEST_PAYLOAD_BYTES} bytes as JSON, has {size}")
-    if "\\u0000" in text and NUL_ESCAPE.search(text):
-        raise InvalidInputError(field, "must not contain NUL characters: PostgreSQL can't keep them")
-    return text
-
-
-def _depth(value: object) -> int:
-    """How deep lists and objects are nested."""
-    depth, level = 0, [value]
-    while level:
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list | tuple)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        depth += 1
-    return depth - 1
+    return value

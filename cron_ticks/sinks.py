@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cron_ticks.checks import check_count, check_name
 from cron_ticks.database import Database
 from cron_ticks.errors import CronTicksError, InvalidInputError
 from cron_ticks.rows import LeasedTick
-from cron_ticks.schedules import OWN_QUEUE, SinkKind, check_count, check_name
+from cron_ticks.schedules import OWN_QUEUE, SinkKind
 from cron_ticks.settings import Settings
 from cron_ticks.user_sinks import FunctionSink, TableSink
 

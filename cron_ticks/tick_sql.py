@@ -34,7 +34,7 @@ SELECT EXISTS (
 # The rules of the schedules taken. A statement of its own, because only a snapshot made after the locks is sure to
 # show the edit that moved the cursor.
 RULES = """
-SELECT id, version, interval_us, anchor_at, starts_at, ends_at, max_runs
+SELECT id, version, interval_us, anchor_at, cron, zone, dst_gap, dst_fold, starts_at, ends_at, max_runs
 FROM {schema}.cron_schedules
 WHERE id = ANY ($1::text[])
 """
@@ -42,7 +42,7 @@ WHERE id = ANY ($1::text[])
 # One row per occurrence, whoever else makes it too: the unique key decides. Made after its jittered time but before its
 # occurrence, a tick is due at the occurrence, so that no edit fires by itself. $5 is none, or a little more where
 # another occurrence is due at the very same microsecond. What is made so late that it counts as missed ($6) is catching
-# up, and goes out behind what is due now.
+# up, and goes out behind what is due now. A time of day moves only forward, by half its jitter and as much either way.
 CREATE_TICKS = """
 INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
     execute_at, due_at, created_at, version, priority, sink, delivery, overlap, turn)
@@ -56,6 +56,8 @@ FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS made (id, schedule_id,
 JOIN {schema}.cron_schedules AS schedule ON schedule.id = made.schedule_id
 CROSS JOIN LATERAL (
     SELECT CASE WHEN made.scheduled_for = schedule.anchor_at THEN made.scheduled_for
+        WHEN schedule.cron IS NOT NULL THEN made.scheduled_for + schedule.jitter_us / 2 * interval '1 microsecond'
+            + {schema}.cron_jitter(schedule.id, made.scheduled_for, schedule.jitter_us / 2)
         ELSE greatest(made.scheduled_for + {schema}.cron_jitter(schedule.id, made.scheduled_for, schedule.jitter_us),
             schedule.starts_at)
         END + $5::interval AS execute_at

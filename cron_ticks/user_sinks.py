@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from cron_ticks.checks import PRIORITIES, check_name, check_payload
 from cron_ticks.database import Database
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.schedules import PRIORITIES, check_name, check_payload
 
 _PART = r'([A-Za-z_][A-Za-z0-9_$]*|"(?:[^"\0]|"")+")'
 NAME = re.compile(rf"(?:{_PART}\.)?{_PART}")

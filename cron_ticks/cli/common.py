@@ -1,19 +1,26 @@
 """What every command needs: settings, options, and how an async function is run and its errors are shown."""
 
 import asyncio
+import json
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from importlib.util import find_spec
-from typing import Annotated, TypeVar, TypeVarTuple, Unpack
+from typing import Annotated, Any, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 import structlog
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from cron_ticks.errors import CronTicksError
+from cron_ticks.errors import CronTicksError, InvalidInputError
 from cron_ticks.logs import configure_logs
 from cron_ticks.settings import Settings
+from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.cli")
 
@@ -62,12 +69,69 @@ def reported_errors() -> Iterator[None]:
     try:
         yield
     except CronTicksError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(visible(f"error: {error}"), err=True)
         raise typer.Exit(2) from error
     except ExceptionGroup as group:  # from a task beside others
         ours, others = group.split(CronTicksError)
         if ours is None or others is not None:
             raise
         for problem in ours.exceptions:
-            typer.echo(f"error: {problem}", err=True)
+            typer.echo(visible(f"error: {problem}"), err=True)
         raise typer.Exit(2) from group
+
+
+def with_manager(dsn: str | None, work: Callable[[QueueManager], Awaitable[Result]]) -> Result:
+    """Do some work with an open QueueManager that runs no worker."""
+    settings = load_settings(dsn)
+
+    async def use_manager() -> Result:
+        async with QueueManager(settings=settings) as queue_manager:
+            return await work(queue_manager)
+
+    return run(use_manager)
+
+
+def confirm(question: str, *, command: str) -> None:
+    """Ask before something is deleted for good."""
+    if not sys.stdin.isatty():
+        raise CronTicksError(f"{command} deletes for good, and there is no terminal to ask on: give --yes")
+    typer.confirm(visible(question), abort=True, err=True)
+
+
+def parse_json(field: str, text: str) -> Any:
+    """A payload as it is typed."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(field, f"is not JSON: {error}") from None
+
+
+def visible(text: str) -> str:
+    """Without what would steer the terminal: an error's text may come from anywhere."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
+def one_line(text: str) -> str:
+    """Nor what would begin a new line."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
+def time_text(instant: datetime) -> str:
+    """A time of the database, for people."""
+    return instant.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as the terminal; ids, which are copied, are not broken."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading == headings[0])
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else REPORT_WIDTH
+    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+
+
+def to_json(value: object) -> str:
+    """What `--json` prints."""
+    return json.dumps(value, default=datetime.isoformat)

@@ -1,6 +1,6 @@
 """The example that `cron-ticks up` runs when there is nothing else to run: a few schedules and their handlers."""
 
-from datetime import timedelta
+from typing import Any
 
 import structlog
 
@@ -8,11 +8,12 @@ from token_queue import Message, QueueManager
 
 log = structlog.get_logger("cron_ticks.example")
 
-EXAMPLE_SCHEDULES = {
-    "example.heartbeat": timedelta(seconds=1),
-    "example.sync": timedelta(seconds=2),
-    "example.report": timedelta(seconds=3),
-    "example.backup": timedelta(seconds=5),
+EXAMPLE_SCHEDULES: dict[str, dict[str, Any]] = {
+    "example.heartbeat": {"every": 1},
+    "example.sync": {"every": 2},
+    "example.report": {"every": 3},
+    "example.backup": {"every": 5},
+    "example.calendar": {"cron": "*/4 * * * * *", "timezone": "Europe/Berlin"},  # six fields: seconds first
 }
 
 
@@ -30,5 +31,5 @@ def example_app() -> QueueManager:
 
 async def declare_examples(queue_manager: QueueManager) -> None:
     """Declare the example schedules."""
-    for queue_name, every in EXAMPLE_SCHEDULES.items():
-        await queue_manager.schedule(queue_name, every=every, payload={"example": True})
+    for queue_name, rule in EXAMPLE_SCHEDULES.items():
+        await queue_manager.schedule(queue_name, **rule, payload={"example": True})

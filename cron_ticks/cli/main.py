@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -15,9 +16,11 @@ from rich.console import Console
 
 import cron_ticks
 from cron_ticks.cli.bench import bench_app
+from cron_ticks.cli.calendar_commands import apply_command, preview_command
 from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
 from cron_ticks.cli.queue_commands import queue_app
 from cron_ticks.cli.report import Report, report_table
+from cron_ticks.cli.schedule_commands import schedule_app
 from cron_ticks.cli.up import EXAMPLE_APP, UpOptions, run_up
 from cron_ticks.database import open_database
 from cron_ticks.embedded import embedded_server, use_embedded
@@ -29,8 +32,18 @@ from token_queue import QueueManager
 
 log = structlog.get_logger("cron_ticks.cli")
 
+Schedules = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Apply this file of schedules first, and stop if it is wrong.", show_default=False
+    ),
+]
+
 app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
+app.command("preview")(preview_command)
+app.command("apply")(apply_command)
+app.add_typer(schedule_app, name="schedule")
 app.add_typer(queue_app, name="queue")
 app.add_typer(bench_app, name="bench")
 
@@ -98,19 +111,23 @@ def worker(
         bool,
         typer.Option("--while-stdin", help="Stop when standard input closes, as a supervisor's pipe does."),
     ] = False,
+    schedules: Schedules = None,
 ) -> None:
     """Run a worker: make ticks, fire them and handle messages, until SIGTERM or Ctrl-C."""
     with reported_errors():
         load_settings()
-        run(_run_worker, load_app(app_path), while_stdin)
+        run(_run_worker, load_app(app_path), while_stdin, schedules)
 
 
-async def _run_worker(queue_manager: QueueManager, while_stdin: bool) -> None:
-    async with queue_manager, anyio.create_task_group() as tasks:
-        if while_stdin:
-            tasks.start_soon(_stop_with_stdin, queue_manager)
-        await queue_manager.run()
-        tasks.cancel_scope.cancel()
+async def _run_worker(queue_manager: QueueManager, while_stdin: bool, schedules: Path | None) -> None:
+    async with queue_manager:
+        if schedules is not None:
+            await queue_manager.apply(schedules)
+        async with anyio.create_task_group() as tasks:
+            if while_stdin:
+                tasks.start_soon(_stop_with_stdin, queue_manager)
+            await queue_manager.run()
+            tasks.cancel_scope.cancel()
 
 
 async def _stop_with_stdin(queue_manager: QueueManager) -> None:
@@ -125,12 +142,14 @@ async def _stop_with_stdin(queue_manager: QueueManager) -> None:
 
 @app.command()
 def up(
+    *,
     workers: Annotated[int, typer.Option(help="Worker processes.", min=1, max=64)] = 2,
     seconds: Annotated[
         float | None, typer.Option("--for", help="Stop after so many seconds.", min=0.1, show_default=False)
     ] = None,
     dsn: Dsn = None,
     app_path: Annotated[str, typer.Option("--app", help="Whose handlers to run: module:name.")] = EXAMPLE_APP,
+    schedules: Schedules = None,
     as_json: Json = False,
 ) -> None:
     """Bring everything up on this machine and watch it fire.
@@ -142,9 +161,11 @@ def up(
     console = Console(width=None if live else REPORT_WIDTH)
     with reported_errors():
         settings = load_settings(dsn)
-        load_app(app_path)
-        environment = os.environ | ({} if dsn is None else {f"{PREFIX}DSN": dsn})
-        options = UpOptions(workers, seconds, app_path, environment, settings.metrics_port)
+        if dsn is not None:  # for the application too, here and in its workers
+            os.environ[f"{PREFIX}DSN"] = dsn
+        application = load_app(app_path)
+        declare = None if schedules is None else partial(_apply, application, schedules)
+        options = UpOptions(workers, seconds, app_path, dict(os.environ), settings.metrics_port, declare)
         if not live:
             report = run(_up, settings, options, console, None)
         else:
@@ -155,7 +176,7 @@ def up(
     if as_json:
         typer.echo(json.dumps({"workers": workers} | report.as_json()))
     else:
-        console.print(report_table(report))
+        console.print(report_table(report, width=console.width))
     if report.problem is not None:
         typer.echo(f"error: {report.problem}", err=True)
         raise typer.Exit(1)
@@ -164,6 +185,12 @@ def up(
 async def _up(settings: Settings, options: UpOptions, console: Console, log_file: IO[str] | None) -> Report:
     async with QueueManager(settings=settings) as queue_manager:
         return await run_up(queue_manager, options, console, log_file)
+
+
+async def _apply(application: QueueManager, schedules: Path) -> None:
+    """By the application itself, because it knows its sinks."""
+    async with application:
+        await application.apply(schedules)
 
 
 def load_app(path: str) -> QueueManager:

@@ -1,26 +1,31 @@
 """The commands of `cron-ticks queue`: what is in the queues, sending, and dead letters."""
 
 import json
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime, timedelta
-from typing import Annotated, Any, TypeVar, cast
+from datetime import timedelta
+from typing import Annotated, Any, cast
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
+from cron_ticks.checks import Priority
+from cron_ticks.cli.common import (
+    Dsn,
+    Json,
+    confirm,
+    parse_json,
+    print_table,
+    reported_errors,
+    time_text,
+    to_json,
+    visible,
+    with_manager,
+)
 from cron_ticks.cli.report import database_clock
-from cron_ticks.errors import CronTicksError, InvalidInputError, MessageNotFoundError
-from cron_ticks.schedules import Priority
+from cron_ticks.errors import CronTicksError, MessageNotFoundError
 from token_queue import QueueManager
 from token_queue.message import DeadMessage
-
-Result = TypeVar("Result")
 
 STILL_DEAD = {
     "redriven": "an unfinished message has its dedupe key",
@@ -43,10 +48,10 @@ def list_queues(dsn: Dsn = None, as_json: Json = False) -> None:
     with reported_errors():
         states = with_manager(dsn, _read_states)
     if as_json:
-        typer.echo(_as_json(states))
+        typer.echo(to_json(states))
     elif states:
         headings = ("queue", "due", "waiting", "dead", "oldest due", "workers")
-        _print_table(headings, [_state_row(state) for state in states])
+        print_table(headings, [_state_row(state) for state in states])
     else:
         typer.echo("no queues: there are neither messages nor workers")
 
@@ -67,7 +72,7 @@ def send_message(
 ) -> None:
     """Send a message and print its id, or the id of the message that it is a duplicate of."""
     with reported_errors():
-        payload = _parse_payload(payload_json)
+        payload = parse_json("PAYLOAD_JSON", payload_json)
         sent = with_manager(
             dsn,
             lambda queue_manager: queue_manager.send(
@@ -80,7 +85,7 @@ def send_message(
             ),
         )
     if as_json:
-        typer.echo(_as_json(asdict(sent)))
+        typer.echo(to_json(asdict(sent)))
     else:
         typer.echo(f"not sent: duplicate of {sent.id}, which is unfinished" if sent.duplicate else sent.id)
 
@@ -107,10 +112,10 @@ def list_dead_letters(
             ),
         )
     if as_json:
-        typer.echo(_as_json([asdict(letter) for letter in letters]))
+        typer.echo(to_json([asdict(letter) for letter in letters]))
     elif letters:
         headings = ("id", "queue", "workspace", "dead at", "attempts", "error")
-        _print_table(headings, [_letter_row(letter) for letter in letters])
+        print_table(headings, [_letter_row(letter) for letter in letters])
         if len(letters) == limit:
             typer.echo(f"there may be more: --after {letters[-1].id}")
     else:
@@ -124,7 +129,7 @@ def show_dead_letter(
     """Show everything about one dead letter."""
     with reported_errors():
         letter = with_manager(dsn, lambda queue_manager: queue_manager.get_dead(message_id))
-    typer.echo(_as_json(asdict(letter)) if as_json else _letter_text(letter))
+    typer.echo(to_json(asdict(letter)) if as_json else _letter_text(letter))
 
 
 @dlq_app.command("redrive")
@@ -164,17 +169,6 @@ def purge_dead_letters(
     _report_change("purged", changed, as_json)
 
 
-def with_manager(dsn: str | None, work: Callable[[QueueManager], Awaitable[Result]]) -> Result:
-    """Do some work with an open QueueManager that runs no worker."""
-    settings = load_settings(dsn)
-
-    async def use_manager() -> Result:
-        async with QueueManager(settings=settings) as queue_manager:
-            return await work(queue_manager)
-
-    return run(use_manager)
-
-
 async def _read_states(queue_manager: QueueManager) -> list[dict[str, Any]]:
     """The queues as `--json` prints them; ages are by the database's clock."""
     states = await queue_manager.queue_states()
@@ -199,9 +193,9 @@ def _state_row(state: dict[str, Any]) -> list[str]:
 
 
 def _letter_row(letter: DeadMessage) -> list[str]:
-    error = _visible(_error(letter).partition("\n")[0])
+    error = visible(_error(letter).partition("\n")[0])
     workspace = letter.workspace_id or ""
-    return [letter.id, letter.queue_name, workspace, _time(letter.dead_at), str(letter.attempts), error]
+    return [letter.id, letter.queue_name, workspace, time_text(letter.dead_at), str(letter.attempts), error]
 
 
 def _letter_text(letter: DeadMessage) -> str:
@@ -209,51 +203,21 @@ def _letter_text(letter: DeadMessage) -> str:
         f"id             {letter.id}",
         f"queue          {letter.queue_name}",
         f"workspace      {letter.workspace_id or '(system-wide)'}",
-        f"sent at        {_time(letter.sent_at)}",
-        f"dead at        {_time(letter.dead_at)}",
+        f"sent at        {time_text(letter.sent_at)}",
+        f"dead at        {time_text(letter.dead_at)}",
         f"attempts       {letter.attempts}",
         f"worker deaths  {letter.worker_deaths}",
-        *(f"failed at      {_time(instant)}" for instant in letter.failed_at),
+        *(f"failed at      {time_text(instant)}" for instant in letter.failed_at),
         f"last error     {_error(letter)}",
         f"payload        {json.dumps(letter.payload, indent=2)}",
         f"headers        {json.dumps(letter.headers, indent=2)}",
     ]
-    return _visible("\n".join([*lines, letter.error_traceback or ""]).rstrip())
+    return visible("\n".join([*lines, letter.error_traceback or ""]).rstrip())
 
 
 def _error(letter: DeadMessage) -> str:
     """Type and message of the last failure, as far as known."""
     return ": ".join(part for part in (letter.error_type, letter.error_message) if part)
-
-
-def _time(instant: datetime) -> str:
-    return instant.strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _visible(text: str) -> str:
-    """Without what would steer the terminal: an error's text may come from anywhere."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in text)
-
-
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == headings[0])
-    for row in rows:
-        table.add_row(*row)
-    width = None if sys.stdout.isatty() else REPORT_WIDTH
-    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, default=datetime.isoformat)
-
-
-def _parse_payload(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError("PAYLOAD_JSON", f"is not JSON: {error}") from None
 
 
 def _choose(ids: list[str] | None, queue: str | None, workspace: str | None, everything: bool) -> dict[str, Any]:
@@ -267,12 +231,10 @@ def _choose(ids: list[str] | None, queue: str | None, workspace: str | None, eve
 
 
 def _confirm_purge(choice: dict[str, Any]) -> None:
-    if not sys.stdin.isatty():
-        raise CronTicksError("purge deletes for good, and there is no terminal to ask on: give --yes")
     ids = choice.get("message_ids")
     what = "all dead letters" if ids is None else f"{len(ids)} dead letter(s)"
     filters = "".join(f" of {choice[name]}" for name in ("queue_name", "workspace_id") if choice.get(name))
-    typer.confirm(f"Delete {what}{filters} for good?", abort=True, err=True)
+    confirm(f"Delete {what}{filters} for good?", command="purge")
 
 
 async def _change(
@@ -298,7 +260,7 @@ async def _dead_among(queue_manager: QueueManager, ids: Sequence[str]) -> list[s
 def _report_change(verb: str, result: tuple[int, list[str], list[str]], as_json: bool) -> None:
     changed, not_found, still_dead = result
     if as_json:
-        typer.echo(_as_json({verb: changed, "not_found": not_found, "still_dead": still_dead}))
+        typer.echo(to_json({verb: changed, "not_found": not_found, "still_dead": still_dead}))
     else:
         typer.echo(f"{verb} {changed}")
         for message_id in not_found:

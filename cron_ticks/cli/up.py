@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import IO
@@ -38,6 +38,7 @@ class UpOptions:
     app: str
     environment: Mapping[str, str]
     metrics_port: int | None = None  # of the first worker
+    declare: Callable[[], Awaitable[None]] | None = None  # what there is to schedule, before workers start
 
 
 class WorkerProcess:
@@ -106,7 +107,9 @@ async def _run_workers(
 ) -> Report:
     database = queue_manager.database
     since = await database_clock(database)
-    if options.app == EXAMPLE_APP and not await queue_manager.list_schedules(limit=1):
+    if options.declare is not None:
+        await options.declare()
+    elif options.app == EXAMPLE_APP and not await queue_manager.list_schedules(limit=1):
         await declare_examples(queue_manager)
     async with anyio.create_task_group() as tasks:
         services = ServiceGroup(tasks)
@@ -128,7 +131,7 @@ async def _show(database: Database, since: datetime, console: Console) -> None:
         while True:
             begun = anyio.current_time()
             try:
-                live.update(report_table(await read_report(database, since)), refresh=True)
+                live.update(report_table(await read_report(database, since), width=console.width), refresh=True)
             except PASSING_ERRORS as error:
                 live.update(f"the database is away ({error}); workers go on when it is back", refresh=True)
             await anyio.sleep(max(SHORTEST_REFRESH_SECONDS, 10 * (anyio.current_time() - begun)))

@@ -114,6 +114,12 @@ CREATE TABLE public.cron_schedule_versions (
     max_attempts integer,
     max_age_us bigint,
     backoff_us bigint,
+    cron text,
+    timezone text,
+    zone text,
+    dst_gap text,
+    dst_fold text,
+    owner text COLLATE pg_catalog."C",
     CONSTRAINT cron_schedule_versions_change_check CHECK ((change = ANY (ARRAY['created'::text, 'edited'::text, 'disabled'::text, 'enabled'::text, 'deleted'::text])))
 );
 
@@ -143,8 +149,17 @@ CREATE TABLE public.cron_schedules (
     max_attempts integer,
     max_age_us bigint,
     backoff_us bigint,
+    cron text,
+    timezone text,
+    zone text,
+    dst_gap text,
+    dst_fold text,
+    owner text COLLATE pg_catalog."C",
     CONSTRAINT cron_schedules_backoff_us_check CHECK ((backoff_us > 0)),
+    CONSTRAINT cron_schedules_calendar_check CHECK ((((cron IS NULL) = (zone IS NULL)) AND ((cron IS NULL) = (dst_gap IS NULL)) AND ((cron IS NULL) = (dst_fold IS NULL)) AND ((cron IS NOT NULL) OR (timezone IS NULL)))),
     CONSTRAINT cron_schedules_delivery_check CHECK ((delivery = ANY (ARRAY['exactly_once'::text, 'at_least_once'::text, 'at_most_once'::text]))),
+    CONSTRAINT cron_schedules_dst_fold_check CHECK ((dst_fold = ANY (ARRAY['first'::text, 'second'::text, 'both'::text]))),
+    CONSTRAINT cron_schedules_dst_gap_check CHECK ((dst_gap = ANY (ARRAY['fire'::text, 'skip'::text]))),
     CONSTRAINT cron_schedules_interval_us_check CHECK ((interval_us >= 1000000)),
     CONSTRAINT cron_schedules_jitter_us_check CHECK ((jitter_us >= 0)),
     CONSTRAINT cron_schedules_max_age_us_check CHECK ((max_age_us > 0)),
@@ -152,6 +167,7 @@ CREATE TABLE public.cron_schedules (
     CONSTRAINT cron_schedules_max_runs_check CHECK ((max_runs > 0)),
     CONSTRAINT cron_schedules_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'queue_one'::text]))),
     CONSTRAINT cron_schedules_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
+    CONSTRAINT cron_schedules_rule_check CHECK (((interval_us IS NULL) OR (cron IS NULL))),
     CONSTRAINT cron_schedules_times_check CHECK (((anchor_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (anchor_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at < '2500-01-01 00:00:00+00'::timestamp with time zone)))
 );
 
@@ -198,6 +214,12 @@ CREATE TABLE public.cron_ticks_migrations (
     checksum text NOT NULL,
     oldest_release text NOT NULL,
     applied_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL
+);
+
+CREATE TABLE public.cron_workspaces (
+    workspace_id text NOT NULL,
+    timezone text NOT NULL,
+    updated_at timestamp with time zone NOT NULL
 );
 
 CREATE TABLE public.queue_messages (
@@ -280,6 +302,9 @@ ALTER TABLE ONLY public.cron_ticks_migrations
 ALTER TABLE ONLY public.cron_ticks
     ADD CONSTRAINT cron_ticks_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.cron_workspaces
+    ADD CONSTRAINT cron_workspaces_pkey PRIMARY KEY (workspace_id);
+
 ALTER TABLE ONLY public.queue_messages
     ADD CONSTRAINT queue_messages_pkey PRIMARY KEY (id);
 
@@ -294,6 +319,8 @@ CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USIN
 CREATE INDEX cron_schedule_versions_workspace_idx ON public.cron_schedule_versions USING btree (workspace_id) WHERE (workspace_id IS NOT NULL);
 
 CREATE INDEX cron_schedules_error_idx ON public.cron_schedules USING btree (id) WHERE (error IS NOT NULL);
+
+CREATE INDEX cron_schedules_owner_idx ON public.cron_schedules USING btree (owner, id) WHERE (owner IS NOT NULL);
 
 CREATE INDEX cron_schedules_workspace_idx ON public.cron_schedules USING btree (workspace_id, id) WHERE (workspace_id IS NOT NULL);
 

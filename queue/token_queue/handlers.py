@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from cron_ticks.checks import check_count, check_name
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.schedules import check_count, check_name
 from cron_ticks.settings import Settings
 from token_queue.message import Message, RawMessage
 

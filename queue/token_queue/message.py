@@ -6,7 +6,7 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
-from cron_ticks.schedules import Priority
+from cron_ticks.checks import Priority
 
 PayloadT = TypeVar("PayloadT", default=Any)
 

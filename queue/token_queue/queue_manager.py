@@ -1,44 +1,49 @@
 """QueueManager: the door through which an application uses the queue and the cron."""
 
 import json
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+import anyio.to_thread
 import structlog
 from pydantic import BaseModel
 from typing_extensions import Unpack
 
+from cron_ticks.checks import Priority, check_count, check_name
+from cron_ticks.cron_rules import DstFold, DstGap
 from cron_ticks.database import Connection, Database, Pool, open_database
+from cron_ticks.declarations import Applied, AppliedChange, read_declarations
 from cron_ticks.embedded import EmbeddedServer, embedded_server, use_embedded
 from cron_ticks.errors import CronTicksError, InvalidInputError, MigrationError
 from cron_ticks.logs import configure_logs_unless_done
 from cron_ticks.loops import ServiceHealth
 from cron_ticks.migrator import migrate, pending_migrations
-from cron_ticks.repository import CronRepository, Saved
+from cron_ticks.repository import CronRepository
+from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import (
     OWN_QUEUE,
     Delivery,
     Jitter,
     Overlap,
-    Priority,
     Schedule,
     ScheduleChanges,
     ScheduleDefinition,
     SinkKind,
     Triggered,
-    check_count,
-    check_name,
     define_schedule,
     redefine_schedule,
 )
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import Publish, PublishT, Sinks
 from cron_ticks.user_sinks import FunctionSink, TableSink
+from cron_ticks.zones import check_zone
 from token_queue.handlers import Backoff, Handlers, HandlerT
 from token_queue.message import DeadMessage, DeletedWorkspace, QueueState, Sent, SentMany
 from token_queue.queue_repository import QueueRepository
@@ -49,6 +54,13 @@ log = structlog.get_logger("token_queue.queue_manager")
 
 LARGEST_PAGE = 10_000
 MOST_DECLARATIONS = 1000
+_APPLIED: dict[str, Literal["create", "change", "unchanged"]] = {
+    "created": "create",
+    "edited": "change",
+    "retried": "change",
+    "unchanged": "unchanged",
+}
+_DECLARED_AS = {"interval": "every", "jitter_ratio": "jitter"}
 SERVICE_CONNECTIONS = 5  # of a running worker, beside those of the application's calls
 
 
@@ -299,10 +311,12 @@ class QueueManager:
         queue_name: str,
         *,
         every: float | timedelta | None = None,
+        cron: str | None = None,
         at: datetime | None = None,
         payload: Any = None,
         workspace_id: str | None = None,
         name: str | None = None,
+        timezone: str | None = None,
         jitter: Jitter = "default",
         priority: Priority = "normal",
         starts_at: datetime | None = None,
@@ -314,9 +328,12 @@ class QueueManager:
         max_attempts: int | None = None,
         max_age: float | timedelta | None = None,
         backoff: float | timedelta | None = None,
+        dst_gap: DstGap | None = None,
+        dst_fold: DstFold | None = None,
+        owner: str | None = None,
         connection: Connection | None = None,
     ) -> Schedule:
-        """Declare that `payload` goes to `queue_name` every so many seconds, or once at a time.
+        """Declare that `payload` goes to `queue_name` every so many seconds, at times of day, or once at a time.
 
         Idempotent by (workspace, name), and the name defaults to the queue's: any number of pods may declare the
         same at every start. A changed definition is an edit, which holds from the next occurrence on, keeps the phase
@@ -324,6 +341,14 @@ class QueueManager:
 
         The first occurrence is now, or `starts_at`; there is none after `ends_at`, and no more than `max_runs`. Each
         moves by up to `jitter` either way: a ratio of the interval (0.1 by default, capped), a timedelta, or None.
+
+        `cron` is an expression of five fields, or six with seconds first, on the wall clocks of `timezone`, an IANA
+        name; without one the workspace's, else UTC. It has no jitter unless a timedelta is given, and then moves only
+        forward. Fixed times that clocks skip become one occurrence after the gap, or none with `dst_gap="skip"`; of
+        those that they show twice it takes the `dst_fold`: first, second or both.
+
+        `owner` is a label of the deployment that declares it: another one can't declare it too, and `apply` removes
+        only what has its own.
 
         With `sink` it goes somewhere else than to our own queue: see `add_sink`. `delivery` is exactly_once in this
         database; outside it is at_least_once, or at_most_once. `overlap` says what happens while the schedule's last
@@ -333,10 +358,12 @@ class QueueManager:
         definition = define_schedule(
             queue_name,
             every=every,
+            cron=cron,
             at=at,
             payload=payload,
             workspace_id=workspace_id,
             name=name,
+            timezone=timezone,
             jitter=jitter,
             priority=priority,
             starts_at=starts_at,
@@ -348,17 +375,49 @@ class QueueManager:
             max_attempts=max_attempts,
             max_age=max_age,
             backoff=backoff,
+            dst_gap=dst_gap,
+            dst_fold=dst_fold,
+            owner=owner,
             jitter_cap=self.settings.jitter_cap,
             sinks=await self._known_sinks(sink, connection),
         )
-        cron = self._open.cron
+        repository = self._open.cron
         if connection is None:
             with self._declarations.declared(definition):
-                saved = await cron.save_schedule(definition)
+                saved = await repository.save_schedule(definition)
         else:  # the application's data, which may change
-            saved = await cron.save_schedule(definition, connection=connection)
+            saved = await repository.save_schedule(definition, connection=connection)
         _log_saved(saved, connection)
         return saved.schedule
+
+    async def apply(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        owner: str | None = None,
+        prune: bool = False,
+        dry_run: bool = False,
+    ) -> Applied:
+        """Bring schedules in line with a TOML or YAML file, in one transaction: all of it or, on an error, nothing.
+
+        They belong to the file's `owner`, or the one given here. With `prune` those of the same owner that the file
+        doesn't declare are removed, never another's. DeclarationsError lists every mistake with its place.
+        """
+        if not isinstance(path, str | os.PathLike):
+            raise InvalidInputError("path", f"must be the path of a file, not {type(path).__name__}")
+        sinks = {**await self._open.cron.known_sinks(), **self._sinks.kinds}
+        read = partial(read_declarations, owner=owner, jitter_cap=self.settings.jitter_cap, sinks=sinks)
+        declarations = await anyio.to_thread.run_sync(read, Path(path))
+        if prune and declarations.owner is None:
+            raise InvalidInputError("owner", "prune removes what the same owner declared earlier: give one")
+        saved, removed = await self._open.cron.apply(declarations, prune=prune, dry_run=dry_run)
+        if not dry_run:
+            for item in saved:
+                _log_saved(item, None)
+            for schedule in removed:
+                self._declarations.forget(schedule.workspace_id, schedule.name)
+                _log_schedule("schedule_deleted", schedule, None)
+        return Applied(declarations.owner, dry_run, tuple(_applied_changes(saved, removed, dry_run=dry_run)))
 
     async def update_schedule(
         self, schedule_id: str, *, connection: Connection | None = None, **changes: Unpack[ScheduleChanges]
@@ -465,6 +524,32 @@ class QueueManager:
         )
         return DeletedWorkspace(schedules, messages)
 
+    async def set_workspace_timezone(
+        self, workspace_id: str, timezone: str | None, *, connection: Connection | None = None
+    ) -> int:
+        """Set the zone of the workspace's cron schedules that name none; None: UTC. How many it changes.
+
+        For each of them it is an edit: it holds from the next occurrence on and never fires by itself.
+        """
+        check_name("workspace_id", workspace_id)
+        zone = None if timezone is None else check_zone("timezone", timezone)
+        moved = await self._open.cron.set_workspace_timezone(workspace_id, zone, connection=connection)
+        log.info(
+            "workspace_timezone_set",
+            in_callers_transaction=connection is not None,
+            workspace_id=workspace_id,
+            timezone=zone,
+            schedules=len(moved),
+        )
+        for saved in moved:
+            _log_saved(saved, connection)
+        return len(moved)
+
+    async def get_workspace_timezone(self, workspace_id: str) -> str | None:
+        """The zone of the workspace's cron schedules that name none; None: UTC."""
+        check_name("workspace_id", workspace_id)
+        return await self._open.cron.get_workspace_timezone(workspace_id)
+
     def stop(self) -> None:
         """Ask `run()` to end, as SIGTERM does."""
         if self._worker is not None:
@@ -567,9 +652,19 @@ def _check_ids(message_ids: Collection[str] | None) -> list[str] | None:
     return [check_name("message_ids", message_id) for message_id in message_ids]
 
 
+def _applied_changes(saved: Iterable[Saved], removed: Iterable[Schedule], *, dry_run: bool) -> Iterator[AppliedChange]:
+    for item in saved:
+        found = item.schedule
+        fields = tuple(dict.fromkeys(_DECLARED_AS.get(field, field) for field in item.fields))
+        schedule_id = None if dry_run and item.change == "created" else found.id
+        yield AppliedChange(_APPLIED[item.change], found.workspace_id, found.name, schedule_id, fields)
+    for found in removed:
+        yield AppliedChange("remove", found.workspace_id, found.name, found.id)
+
+
 def _log_saved(saved: Saved, connection: Connection | None) -> None:
     if saved.change != "unchanged":
-        _log_schedule(f"schedule_{saved.change}", saved.schedule, connection)
+        _log_schedule(f"schedule_{saved.change}", saved.schedule, connection, *saved.fields)
     if saved.missed:
         log.warning("occurrences_missed", schedule_id=saved.schedule.id, missed=saved.missed)
     if saved.back_after is not None:
@@ -583,7 +678,7 @@ def _log_saved(saved: Saved, connection: Connection | None) -> None:
         )
 
 
-def _log_schedule(event: str, schedule: Schedule, connection: Connection | None) -> None:
+def _log_schedule(event: str, schedule: Schedule, connection: Connection | None, *changed: str) -> None:
     """In a caller's transaction the event says so: it holds only if the caller commits."""
     log.info(
         event,
@@ -594,5 +689,8 @@ def _log_schedule(event: str, schedule: Schedule, connection: Connection | None)
         queue=schedule.queue_name,
         every_seconds=schedule.interval and schedule.interval.total_seconds(),
         at=schedule.at and schedule.at.isoformat(),
+        cron=schedule.cron,
+        timezone=schedule.zone,
+        **({"changed": changed} if changed else {}),
         version=schedule.version,
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from cron_ticks.checks import RANKS, check_name, check_payload, check_priority
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.ids import new_message_id
-from cron_ticks.schedules import RANKS, check_name, check_payload, check_priority
 from token_queue.message import OutgoingMessage
 
 LONGEST_DELAY = timedelta(days=36_525)
