@@ -1,10 +1,12 @@
 """`cron-ticks bench`: that it measures what it says, not how fast it is here."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cron_ticks.cli.bench import fire
+from cron_ticks import preview
+from cron_ticks.cli.bench import calendar, fire
 from cron_ticks.cli.bench.fire_tables import open_tables
 from cron_ticks.cli.bench.rounds import MEASURES, Figures
 from cron_ticks.errors import CronTicksError
@@ -43,6 +45,33 @@ async def test_firing_is_measured_beside_the_bare_statement_and_under_a_steady_l
     assert 0 < lateness["ticks"] <= 100
     assert 0 <= lateness["p50_ms"] <= lateness["p99_ms"] <= lateness["max_ms"]
     assert report["steady"]["p99_ms"]["median"] == lateness["p99_ms"]
+
+
+async def test_planning_is_measured_with_expressions_beside_intervals(dsn: str, processes: Processes) -> None:
+    """It fails by itself unless each schedule gets one tick."""
+    running = await processes.cron_ticks(
+        "bench", "calendar", "--schedules", "600", "--rounds", "2", "--json", "--dsn", dsn
+    )
+    report = json.loads(await running.output(110))
+    assert await running.wait() == 0, running.errors
+    assert (report["schedules"], report["expressions"]) == (600, 300)
+    assert set(report["measures"]) == {"plan", "pass"}
+    for figures in report["measures"].values():
+        seconds = [figures[kind]["seconds"] for kind in ("cron", "interval")]
+        assert [len(values) for values in seconds] == [2, 2]
+        ratios = [cron / interval for cron, interval in zip(*seconds, strict=True)]
+        assert figures["ratio"]["rounds"] == pytest.approx(ratios, abs=0.001)
+
+
+def test_the_expressions_are_as_many_as_said_and_occur_where_the_intervals_do() -> None:
+    start = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC)
+    occurrences = calendar.occurrences_of(start, 1000)
+    columns = [calendar.rule_columns("cron", moment, number) for number, moment in enumerate(occurrences)]
+    assert len(set(columns)) == len({cron for _, cron, _ in columns}) == calendar.EXPRESSIONS
+    for moment, (_, cron, zone) in zip(occurrences, columns, strict=True):
+        before = moment - timedelta(seconds=1)
+        expected = [moment, moment + timedelta(hours=1)]
+        assert preview(cron=cron, timezone=zone, after=before, count=2) == expected
 
 
 async def test_a_process_that_can_not_start_says_why(dsn: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.bench import fire
+from cron_ticks.cli.bench import calendar, fire
 from cron_ticks.cli.bench.rounds import MEASURES, OWN_CONTENDERS, Contender, run_rounds
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
@@ -24,6 +24,7 @@ Messages = Annotated[int, typer.Option(help="Messages per measure; a tenth of th
 Ticks = Annotated[int, typer.Option(help="Due ticks per drain.", min=2000, max=100_000)]
 PerSecond = Annotated[int, typer.Option(help="Ticks a second of the steady load.", min=10, max=10_000)]
 SteadySeconds = Annotated[float, typer.Option(help="How long the steady load is measured.", min=1, max=3600)]
+Schedules = Annotated[int, typer.Option(help="Schedules of each kind.", min=300, max=1_000_000)]
 Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
 Only = Annotated[str, typer.Option(help="Only measures whose name begins so.", show_default=False)]
 BenchDsn = Annotated[
@@ -67,6 +68,19 @@ def bench_fire(  # noqa: PLR0917 - typer's way of declaring options
     load = fire.Load(ticks, per_second, seconds)
     measure = partial(fire.run_fire_rounds, load=load, rounds=rounds)
     _show_figures(measure, fire.MEASURES, dsn, only=only, as_json=as_json)
+
+
+@bench_app.command("calendar")
+def bench_calendar(
+    schedules: Schedules = 100_000,
+    rounds: Rounds = 5,
+    only: Only = "",
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """Planning: schedules with cron expressions beside as many with intervals, in turn."""
+    measure = partial(calendar.run_calendar_rounds, schedules=schedules, rounds=rounds)
+    _show_figures(measure, calendar.MEASURES, dsn, only=only, as_json=as_json)
 
 
 def show_queue_figures(
