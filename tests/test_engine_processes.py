@@ -16,7 +16,7 @@ import pytest
 
 from cron_ticks.schedules import Schedule
 from cron_ticks.settings import Settings
-from support.crowd import after, count, expected_of, stop, until_end
+from support.crowd import after, count, every_kth_second, expected_of, stop, until_end
 from support.pgbouncer import PROGRAM, PgBouncer
 from support.processes import Processes, RunningProcess
 from support.servers import TestServer
@@ -29,6 +29,7 @@ LONGER_THAN_A_LEASE = 3.0
 WINDOW = {"lookahead_seconds": "3", "manager_interval_seconds": "0.5"}
 SETTINGS = {**LEASE, **WINDOW}
 DECLARED_AT_ONCE = 20
+ZONES = ("UTC", "America/New_York", "Asia/Kathmandu")
 AT_ONCE = timedelta(seconds=3)  # a ticker that sleeps would not look for longer than this by itself
 
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
@@ -49,15 +50,13 @@ def scale(size: int) -> Scale:
 
 
 async def declare(dsn: str, scale: Scale, ends_at: datetime) -> list[Schedule]:
-    """Schedules of 1 to 5 s that end together, some at once."""
+    """Schedules of 1 to 5 s that end together, some at once; a quarter of them with expressions."""
     async with QueueManager(settings=Settings.load(dsn=dsn, log_level="warning", **WINDOW)) as manager:
         for first in range(0, scale.schedules, DECLARED_AT_ONCE):
             numbers = range(first, min(first + DECLARED_AT_ONCE, scale.schedules))
             await asyncio.gather(
                 *(
-                    manager.schedule(
-                        "queue", name=f"schedule {number}", every=1 + 4 * number / scale.schedules, ends_at=ends_at
-                    )
+                    manager.schedule("queue", name=f"schedule {number}", ends_at=ends_at, **_rule(number, scale))
                     for number in numbers
                 )
             )
@@ -65,6 +64,14 @@ async def declare(dsn: str, scale: Scale, ends_at: datetime) -> list[Schedule]:
     assert len(schedules) == scale.schedules
     assert all(schedule.anchor_at == schedule.created_at < ends_at for schedule in schedules)
     return schedules
+
+
+def _rule(number: int, scale: Scale) -> dict[str, Any]:
+    if number % 4:
+        return {"every": 1 + 4 * number / scale.schedules}
+    kind = number // 4
+    jitter = timedelta(seconds=1) if kind % 2 else None
+    return {"cron": every_kth_second(2 + kind % 4), "timezone": ZONES[kind % len(ZONES)], "jitter": jitter}
 
 
 async def drain(dsn: str, ends_at: datetime, connection: Any, *, handled: bool = False) -> None:

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cron_ticks.checks import LATEST
 from cron_ticks.database import Database
 from cron_ticks.occurrences import EPOCH, MICROSECOND, jitter_offset
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import Planned
-from cron_ticks.schedules import LATEST, Jitter, Schedule, define_schedule
+from cron_ticks.schedules import Jitter, Schedule, define_schedule
 from cron_ticks.settings import Settings
 from support.processes import Processes
 
@@ -64,6 +65,12 @@ def schedule_of(schedule_id: str, anchor: datetime, **options: Any) -> Schedule:
         max_attempts=None,
         max_age=None,
         backoff=None,
+        cron=definition.cron,
+        timezone=definition.timezone,
+        zone=definition.zone,
+        dst_gap=definition.dst_gap,
+        dst_fold=definition.dst_fold,
+        owner=definition.owner,
         enabled=True,
         version=1,
         error=None,

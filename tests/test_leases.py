@@ -8,12 +8,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from cron_ticks.checks import PRIORITIES
 from cron_ticks.database import LONGEST_ERROR, Database
 from cron_ticks.ids import new_tick_id
 from cron_ticks.lease_repository import FailedTick
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import LeasedTick
-from cron_ticks.schedules import PRIORITIES, define_schedule
+from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
 
 pytestmark = pytest.mark.sql

@@ -53,6 +53,7 @@ FILL = (
 LIMITS = (3, timedelta(days=1))
 NO = [False] * BATCH
 SENDING = ("queue", "exactly_once", "allow", None, None, None)
+CALENDAR = (None, None, None, None, None, None)
 TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -107,8 +108,12 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "DELETE_FUTURE_TICKS": (schedule_sql.DELETE_FUTURE_TICKS, ("cron_777", NOW)),
     "EDIT_SCHEDULE": (
         schedule_sql.EDIT_SCHEDULE,
-        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, NOW, NOW, 0),
+        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, *CALENDAR, NOW, NOW, 0),
     ),
+    "SHARE_ZONE_OF": (schedule_sql.SHARE_ZONE_OF, ("cron_778",)),
+    "GET_ZONE": (schedule_sql.GET_ZONE, ("ws_778",)),
+    "IN_OTHER_ZONE": (schedule_sql.IN_OTHER_ZONE, ("ws_778", "Europe/Berlin")),
+    "OWNED_BY": (schedule_sql.OWNED_BY, ("nobody",)),
     "IS_BACK": (schedule_sql.IS_BACK, ("cron_777", 3)),
     "MOVE_CURSOR": (schedule_sql.MOVE_CURSOR, ("cron_777", NOW, 0)),
     "SWITCH_SCHEDULE": (schedule_sql.SWITCH_SCHEDULE, ("cron_777", False, NOW, NOW, 0)),
@@ -120,6 +125,7 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW)),
 }
 OF_A_BATCH = {
+    "IN_OTHER_ZONE",  # a workspace has a thousandth of all schedules here
     "LOCK_CURSORS_IN_WINDOW",
     "LOCK_CURSORS_IN_WINDOW of one",  # found among those in the window
     "RULES",

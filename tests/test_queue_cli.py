@@ -8,32 +8,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from support.commands import Ended
 from support.processes import Processes
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 MESSAGE_ID = r"msg_[0-9A-HJKMNP-TV-Z]{26}"
 UNREACHABLE = {"CRON_TICKS_DSN": "postgresql://127.0.0.1:1/none", "CRON_TICKS_CONNECT_TIMEOUT_SECONDS": "0.3"}
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a command did."""
-
-    code: int
-    output: str
-    error: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.error
-        return json.loads(self.output)
 
 
 Queue = Callable[..., Awaitable[Ended]]

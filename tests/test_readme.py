@@ -4,23 +4,26 @@ import ast
 import inspect
 import json
 import re
+import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import anyio
 import asyncpg
 import pytest
 import yaml
 
-from cron_ticks import LeasedTick, TableSink
+from cron_ticks import LeasedTick, TableSink, preview
 from cron_ticks.cli.main import app as command_line
+from cron_ticks.errors import InvalidInputError
 from cron_ticks.metrics import Metrics
 from cron_ticks.migrator import render_script
 from cron_ticks.repository import CronRepository
@@ -211,6 +214,99 @@ async def test_the_pieces_of_schedules_print_what_their_comments_say(dsn: str, c
             await run_piece(piece, names)
             assert printed == promised(piece)
             printed.clear()
+
+
+async def print_as_promised(queue_manager: QueueManager, pieces: Sequence[str]) -> None:
+    printed: list[str] = []
+    names: dict[str, Any] = {"print": lambda *values: printed.append(" ".join(map(str, values)))}
+    names["queue_manager"] = queue_manager
+    for piece in pieces:
+        await run_piece(piece, names)
+        assert printed == promised(piece)
+        printed.clear()
+
+
+async def show_as_promised(transcript: str, processes: Processes, dsn: str, folder: Path) -> None:
+    """A command and what it prints, blanks around lines aside."""
+    [(command, shown)] = re.findall(r"\$ cron-ticks (.*?)\n(.*)", transcript, re.DOTALL)
+    running = await processes.cron_ticks(*shlex.split(command), environment={"CRON_TICKS_DSN": dsn}, folder=folder)
+    printed = (await running.output()).splitlines()
+    await running.wait()
+    printed += [line for line in running.errors if not line.startswith("{")]
+    assert [line.strip() for line in printed if line.strip()] == [
+        line.strip() for line in shown.splitlines() if line.strip()
+    ]
+
+
+async def test_the_calendar_is_as_its_page_says(dsn: str, processes: Processes, tmp_path: Path) -> None:
+    page = page_of("how-to/calendar")
+    async with QueueManager(dsn) as queue_manager:
+        await print_as_promised(queue_manager, blocks("python", page))
+    [transcript] = blocks("console", page)
+    await show_as_promised(transcript, processes, dsn, tmp_path)
+
+
+async def test_a_file_of_schedules_does_what_its_page_says(
+    dsn: str, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = page_of("how-to/schedules-in-a-file")
+    declared, mistaken = blocks("toml", page)
+    (tmp_path / "schedules.toml").write_text(declared, encoding="utf-8")
+    (tmp_path / "mistakes.toml").write_text(mistaken, encoding="utf-8")
+    (tmp_path / "schedules.yaml").write_text(blocks("yaml", page)[0], encoding="utf-8")
+    *before, pruned = blocks("console", page)
+    assert before
+    for transcript in before:
+        await show_as_promised(transcript, processes, dsn, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    async with QueueManager(dsn) as queue_manager:
+        await print_as_promised(queue_manager, blocks("python", page))
+        assert (await queue_manager.apply("schedules.yaml")).count("unchanged") == declared.count("[[schedules]]")
+    without = re.sub(r'\[\[schedules\]\]\nqueue_name = "report.weekly"\n.*?\n\n', "", declared, flags=re.DOTALL)
+    (tmp_path / "schedules.toml").write_text(without, encoding="utf-8")
+    await show_as_promised(pruned, processes, dsn, tmp_path)
+
+
+def table_of(page: str, *headings: str) -> list[list[str]]:
+    """Rows of the table with these headings."""
+    _, _, rest = page.partition(f"| {' | '.join(headings)} |\n")
+    rows = [line.removeprefix("| ").removesuffix("|") for line in rest.partition("\n\n")[0].splitlines()[1:]]
+    assert rows
+    return [[cell.strip() for cell in row.split("| ")] for row in rows]
+
+
+@pytest.mark.parametrize(("heading", "part"), [("expression", "cron"), ("name", "timezone")])
+def test_what_is_refused_says_what_the_reference_says(heading: str, part: str) -> None:
+    for text, message in table_of(page_of("reference/expressions"), heading, "message"):
+        options: dict[str, Any] = {"cron": "@daily", part: text.strip("`")}
+        with pytest.raises(InvalidInputError) as error:
+            preview(**options, after=datetime(2026, 1, 1, tzinfo=UTC))
+        assert str(error.value) == f"{part}: {message}"
+
+
+def test_clocks_change_as_the_reference_says() -> None:
+    headings = ("zone", "date", "clocks", "expression", "option", "fires")
+    for zone, day, clocks, expression, option, fires in table_of(page_of("reference/expressions"), *headings):
+        options: dict[str, Any] = dict(re.findall(r'(\w+)="(\w+)"', option))
+        after = datetime.combine(date.fromisoformat(day), datetime.min.time(), ZoneInfo(zone)) - timedelta(days=2)
+        found = preview(cron=expression.strip("`"), timezone=zone, after=after, count=50, **options)
+        shown = [
+            f"{local:%H:%M} ({moment:%H:%M}{' of the day before' if moment.date() < local.date() else ''})"
+            for moment in found
+            if f"{(local := moment.astimezone(ZoneInfo(zone))):%Y-%m-%d}" == day
+        ]
+        assert fires == (", ".join(shown) or "never"), f"{zone} {day}: {expression}"
+        if found_clocks := re.fullmatch(r"(\d\d:\d\d) to (\d\d:\d\d)", clocks):
+            before, since = found_clocks.groups()
+            assert is_jump(zone, f"{day} {before}", f"{day} {since}"), f"{zone} {day}: {clocks}"
+
+
+def is_jump(zone: str, before: str, since: str) -> bool:
+    """Whether clocks that would have shown `before` showed `since`."""
+    start = datetime.fromisoformat(since).replace(tzinfo=ZoneInfo(zone), fold=1).astimezone(UTC)
+    earlier, later = ((start - ago).astimezone(ZoneInfo(zone)) for ago in (timedelta(minutes=1), timedelta(0)))
+    shown = (f"{earlier.replace(tzinfo=None) + timedelta(minutes=1):%Y-%m-%d %H:%M}", f"{later:%Y-%m-%d %H:%M}")
+    return before != since and shown == (before, since)
 
 
 @pytest.mark.parametrize("name", ["how-to/schedules", "how-to/sinks", "reference/metrics"])

@@ -1,9 +1,11 @@
 """The report of `cron-ticks up`: it must see what goes wrong."""
 
 from datetime import datetime, timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cron_ticks.cli.report import Report, database_clock, read_report, report_table
 from cron_ticks.database import Database
@@ -112,6 +114,31 @@ async def test_a_schedule_that_can_not_be_followed_is_a_problem(
     report = await read_report(database, since)
     assert report.problem == "schedule 'queue' can't be followed: OverflowError: too far"
     assert report.as_json()["schedules"][0]["error"] == "OverflowError: too far"
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+async def test_the_table_says_when_if_the_terminal_is_wide_enough(
+    database: Database, settings: Settings, connection: Any, width: int
+) -> None:
+    repository = CronRepository(database, settings)
+    now = await database_clock(database)
+    for name, expression in (("daily", "0 9 * * MON"), ("[bold]\x1b[2J", "0 9 * * *"), ("gone", "0 9 * * *")):
+        definition = define_schedule("queue", name="name", cron=expression, timezone="Europe/Berlin")
+        saved = await repository.save_schedule(definition)
+        await connection.execute("UPDATE cron_schedules SET name = $2 WHERE id = $1", saved.schedule.id, name)
+    await connection.execute("UPDATE cron_schedules SET error = 'x', cron = 'a b', zone = 'Mars/X' WHERE name = 'gone'")
+    console = Console(width=width, file=StringIO())
+    console.print(report_table(await read_report(database, now), width=width))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    for heading in ("schedule", "next in", "last ago", "lateness", "fired", "duplicates", "missed"):
+        assert heading in text
+    assert "[bold]\N{REPLACEMENT CHARACTER}[2J" in text
+    assert "\x1b" not in text
+    assert "BROKEN" in text
+    assert ("when" in text, "Mondays" in text) == (width > 80, width > 80)
+    assert ("a b, Mars/X time" in text) == (width > 80), "what can't be read is shown as it is"
 
 
 async def test_what_is_due_since_a_moment_is_no_problem(database: Database, settings: Settings) -> None:

@@ -31,14 +31,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import cron_ticks.repository
+import cron_ticks.schedule_repository
+from cron_ticks.checks import PRIORITIES, Priority
 from cron_ticks.database import Connection, Database, open_database
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.firing import CATCHING_UP, DUE_NOW
 from cron_ticks.ids import new_tick_id
-from cron_ticks.repository import CronRepository, Saved
+from cron_ticks.repository import CronRepository
 from cron_ticks.rows import FiredTick, Planned
-from cron_ticks.schedules import PRIORITIES, Priority, ScheduleDefinition, define_schedule, redefine_schedule
+from cron_ticks.schedule_repository import Saved
+from cron_ticks.schedules import ScheduleDefinition, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
 from token_queue.queue_repository import QUEUE_SINK
 
@@ -308,7 +310,7 @@ class World:
         return self.run(self.connection.fetch(statement, *arguments))
 
     def name_schedules(self, new_id: Callable[[], str]) -> None:
-        self.monkeypatch.setattr(cron_ticks.repository, "new_schedule_id", new_id)
+        self.monkeypatch.setattr(cron_ticks.schedule_repository, "new_schedule_id", new_id)
 
     def clear(self) -> None:
         for table in TABLES:

@@ -13,11 +13,12 @@ from structlog.testing import capture_logs
 
 from cron_ticks.database import Database
 from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
-from cron_ticks.occurrences import MICROSECOND, IntervalRule
-from cron_ticks.repository import CronRepository, Saved
+from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
+from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import Schedule, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
+from support.versions import expected_by_versions
 from token_queue import QueueManager
 from token_queue.queue_repository import QUEUE_SINK
 
@@ -648,30 +649,20 @@ async def test_listing_goes_page_by_page(manager: QueueManager) -> None:
     assert set(seen) == made
 
 
-async def expected_by_versions(connection: Any, schedule_id: str, until: datetime) -> list[datetime]:
-    """What the kept versions say: each holds after its moment, up to that of any later one."""
-    rows = await connection.fetch(
-        "SELECT * FROM cron_schedule_versions WHERE schedule_id = $1 ORDER BY version DESC", schedule_id
-    )
-    expected: list[datetime] = []
-    held_from = until
-    for row in rows:
-        rule = IntervalRule(row["anchor_at"], timedelta(microseconds=row["interval_us"]))
-        after = row["holds_after"] + MICROSECOND
-        if row["enabled"] and after <= held_from:
-            expected += rule.occurrences(after, held_from + MICROSECOND)
-        held_from = min(held_from, row["holds_after"])
-    return sorted(expected)
-
-
 @pytest.mark.parametrize(
     "edits",
     [
         [{"every": 1, "payload": {"n": number}, "jitter": None} for number in range(3)],
         [{"every": 1, "jitter": jitter} for jitter in (0.1, None, 0.5, timedelta(seconds=0.3))],
         [{"every": every, "jitter": 0.5} for every in (1, 2, 1.5, 3)],
+        [
+            {"cron": "* * * * * *", "timezone": "America/New_York", "jitter": timedelta(seconds=1)},
+            {"cron": "*/2 * * * * *", "timezone": "Asia/Kathmandu"},
+            {"every": 1, "jitter": 0.5},
+            {"cron": "1-59/2 * * * * *"},
+        ],
     ],
-    ids=["payload", "jitter", "interval"],
+    ids=["payload", "jitter", "interval", "calendar"],
 )
 async def test_edits_managers_and_firing_at_once_lose_and_double_nothing(
     settings: Settings, database: Database, connection: Any, edits: list[dict[str, Any]]

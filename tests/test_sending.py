@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, Field
 
+from cron_ticks.checks import LARGEST_PAYLOAD_BYTES, LONGEST_NAME, PRIORITIES
 from cron_ticks.database import Pool
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.schedules import LARGEST_PAYLOAD_BYTES, LONGEST_NAME, PRIORITIES
 from cron_ticks.settings import Settings
 from token_queue import OutgoingMessage, QueueManager, Sent, SentMany, sending
 from token_queue.sending import CHUNK, LARGEST_HEADERS_BYTES, LONGEST_DELAY, in_chunks, new_message

@@ -9,12 +9,13 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
+from cron_ticks.checks import PRIORITIES
 from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import Database
 from cron_ticks.ids import new_tick_id
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
-from cron_ticks.schedules import PRIORITIES, define_schedule
+from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
 from support.rig import handling, rig
 from token_queue.queue_repository import QUEUE_SINK

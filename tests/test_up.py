@@ -62,7 +62,7 @@ async def test_a_run_of_some_seconds(
     summary = json.loads(await running.output(size + 60))
     assert await running.wait() == 0
     summary_is_clean(summary)
-    assert len(summary["schedules"]) == 4
+    assert len(summary["schedules"]) == 5
     assert sum(summary["fired_by"].values()) == summary["fired"]
     assert summary["completed"] > 0
     assert not server_in(embedded_folder).accepts_connections()
@@ -86,7 +86,7 @@ async def test_it_goes_on_from_where_it_was(embedded_folder: Path, processes: Pr
         running = await start_up(processes, embedded_folder, "--workers", "1", "--json")
         await running.wait_for("ticks_fired", times=2)
         summary = await stop(running)
-        assert len(summary["schedules"]) == 4
+        assert len(summary["schedules"]) == 5
         fired = {row["name"]: row["last_at"] for row in summary["schedules"] if row["last_at"] is not None}
         phases.append({name: datetime.fromisoformat(last_at).microsecond for name, last_at in fired.items()})
     common = phases[0].keys() & phases[1].keys()
@@ -128,7 +128,16 @@ def test_a_terminal_shows_the_table_while_it_runs(embedded_folder: Path, tmp_pat
         assert running.wait(60) == 0
     os.close(master)
     text = shown.decode()
-    for word in ("example.heartbeat", "next in", "last ago", "lateness", "duplicates", "missed", "Ctrl-C stops"):
+    for word in (
+        "example.heartbeat",
+        "example.calendar",
+        "next in",
+        "last ago",
+        "lateness",
+        "duplicates",
+        "missed",
+        "Ctrl-C stops",
+    ):
         assert word in text
     [log_file] = tmp_path.glob("cron_ticks_up_*.log")
     assert "ticks_fired" in log_file.read_text()

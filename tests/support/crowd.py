@@ -1,8 +1,9 @@
 """Many workers on schedules that end together: what to expect of them, and waiting for it."""
 
+import math
 import signal
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cron_ticks.schedules import Schedule
@@ -12,14 +13,30 @@ Occurrence = tuple[str, datetime]
 
 
 def expected_of(schedules: Sequence[Schedule]) -> set[Occurrence]:
-    """What should fire, by plain arithmetic: each `anchor + k * interval` up to the end."""
+    """What should fire, by plain arithmetic: each `anchor + k * interval` up to the end, or each k-th second."""
     expected = set()
     for schedule in schedules:
-        assert schedule.interval is not None
         assert schedule.ends_at is not None
-        steps = (schedule.ends_at - schedule.anchor_at) // schedule.interval
-        expected |= {(schedule.id, schedule.anchor_at + step * schedule.interval) for step in range(steps + 1)}
+        if schedule.cron is not None:
+            moments = _kth_seconds(schedule.cron, schedule.created_at, schedule.ends_at)
+        else:
+            assert schedule.interval is not None
+            steps = (schedule.ends_at - schedule.anchor_at) // schedule.interval
+            moments = [schedule.anchor_at + step * schedule.interval for step in range(steps + 1)]
+        expected |= {(schedule.id, moment) for moment in moments}
     return expected
+
+
+def every_kth_second(k: int) -> str:
+    """An expression; k divides 60, so that it is the same in every zone."""
+    assert 60 % k == 0
+    return f"*/{k} * * * * *"
+
+
+def _kth_seconds(cron: str, start: datetime, end: datetime) -> list[datetime]:
+    k = int(cron.partition(" ")[0].removeprefix("*/"))
+    seconds = range(math.ceil(start.timestamp()), math.floor(end.timestamp()) + 1)
+    return [datetime.fromtimestamp(second, UTC) for second in seconds if second % k == 0]
 
 
 async def after(seconds: float, connection: Any) -> datetime:

@@ -1,0 +1,93 @@
+"""The engine under a clock of the test's own: its passes happen when the test says."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from cron_ticks.database import Connection, Database
+from cron_ticks.metrics import Metrics
+from cron_ticks.repository import CronRepository
+from cron_ticks.rows import FiredTick, NeedingTicks
+from cron_ticks.schedule_manager import ScheduleManager
+from cron_ticks.schedule_repository import Saved
+from cron_ticks.schedules import Schedule, ScheduleChanges, define_schedule, redefine_schedule
+from cron_ticks.settings import Settings
+from token_queue.queue_repository import QUEUE_SINK
+
+
+class ClockedRepository(CronRepository):
+    """What a manager asks for happens at `instant`."""
+
+    def __init__(self, database: Database, settings: Settings, instant: datetime) -> None:
+        super().__init__(database, settings)
+        self.instant = instant
+
+    async def any_schedule_needs_ticks(self, *, now: datetime | None = None) -> bool:
+        return await super().any_schedule_needs_ticks(now=now or self.instant)
+
+    async def find_schedules_needing_ticks(
+        self, *, limit: int, connection: Connection, only: str | None = None, now: datetime | None = None
+    ) -> list[NeedingTicks]:
+        return await super().find_schedules_needing_ticks(
+            limit=limit, connection=connection, only=only, now=now or self.instant
+        )
+
+    async def mark_broken(self, needing: NeedingTicks, error: str, *, now: datetime | None = None) -> bool:
+        return await super().mark_broken(needing, error, now=now or self.instant)
+
+
+class Engine:
+    """A manager and a firer, one pass at a time."""
+
+    def __init__(self, database: Database, instant: datetime, **settings: Any) -> None:
+        self.settings = Settings.load(**settings)
+        self.metrics = Metrics()
+        self.repository = ClockedRepository(database, self.settings, instant)
+        self.manager = ScheduleManager(database, self.repository, self.settings, self.metrics)
+
+    @property
+    def now(self) -> datetime:
+        """The engine's clock."""
+        return self.repository.instant
+
+    @now.setter
+    def now(self, instant: datetime) -> None:
+        self.repository.instant = instant
+
+    async def save(self, queue_name: str = "queue", **options: Any) -> Saved:
+        """Declare a schedule, now."""
+        return await self.repository.save_schedule(define_schedule(queue_name, **options), now=self.now)
+
+    async def declare(self, queue_name: str = "queue", **options: Any) -> Schedule:
+        """The schedule that was declared."""
+        return (await self.save(queue_name, **options)).schedule
+
+    async def edit(self, schedule_id: str, **changes: Any) -> Saved:
+        """As update_schedule() does, now."""
+        given: ScheduleChanges = changes  # type: ignore[assignment]
+        return await self.repository.update_schedule(
+            schedule_id, lambda schedule: redefine_schedule(schedule, given), now=self.now
+        )
+
+    async def fire(self) -> list[FiredTick]:
+        """Fire what is due now, caught up or not."""
+        fired: list[FiredTick] = []
+        for turn in (0, 1, 2):
+            while batch := await self.repository.fire_due_ticks(
+                QUEUE_SINK, ticker_id="ticker_test", limit=1000, turn=turn, now=self.now
+            ):
+                fired += batch
+        return fired
+
+    async def turn(self) -> list[FiredTick]:
+        """One pass of each."""
+        await self.manager.run_once()
+        return await self.fire()
+
+    async def run_until(self, end: datetime, *, step: timedelta) -> list[FiredTick]:
+        """Passes up to `end`, at least one per `step`, and one whenever a tick is due: as a worker has them."""
+        fired = await self.turn()
+        while self.now < end:
+            due_in = await self.repository.next_due_in(QUEUE_SINK.name, now=self.now)
+            self.now = min(end, self.now + min([step, *due_in.values()]))
+            fired += await self.turn()
+        return fired
