@@ -18,7 +18,7 @@ NOT_IN_FILES = {"owner", "jitter_cap", "sinks"}
 OPTIONS = [name for name in signature(define_schedule).parameters if name not in NOT_IN_FILES]
 RULES = ("every", "cron", "at")
 CALENDAR = {"timezone", "dst_gap", "dst_fold"}
-DURATIONS = ("every", "jitter", "max_age", "backoff")
+DURATIONS = ("every", "jitter", "max_age", "backoff", "misfire_grace")
 TIMES = ("at", "starts_at", "ends_at")
 # Put in for what is wrong, so that the rest of a schedule can be checked too.
 HARMLESS = {"queue_name": "queue", "every": 3600, "cron": "0 0 * * *", "at": datetime(2400, 1, 1, tzinfo=UTC)}

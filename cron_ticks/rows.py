@@ -15,7 +15,7 @@ from cron_ticks.schedules import Delivery, Schedule, ScheduleDefinition, calenda
 
 COMPARED = (
     *("queue_name", "interval", "at", "jitter_ratio", "priority", "starts_at", "ends_at", "max_runs"),
-    *("sink", "delivery", "overlap", "max_attempts", "max_age", "backoff"),
+    *("sink", "delivery", "overlap", "max_attempts", "max_age", "backoff", "catch_up", "misfire_grace"),
     *("cron", "timezone", "dst_gap", "dst_fold", "owner"),
 )
 
@@ -147,6 +147,8 @@ def schedule_of(row: asyncpg.Record) -> Schedule:
         max_attempts=row["max_attempts"],
         max_age=_microseconds(row["max_age_us"]),
         backoff=_microseconds(row["backoff_us"]),
+        catch_up=row["catch_up"],
+        misfire_grace=_microseconds(row["misfire_grace_us"]),
         cron=row["cron"],
         timezone=row["timezone"],
         zone=row["zone"],
@@ -187,6 +189,8 @@ def definition_arguments(definition: ScheduleDefinition, anchor: datetime) -> Se
         definition.dst_gap,
         definition.dst_fold,
         definition.owner,
+        definition.catch_up,
+        None if definition.misfire_grace is None else definition.misfire_grace // MICROSECOND,
     )
 
 

@@ -8,7 +8,8 @@ ticks.
 SCHEDULE_COLUMNS = """
     id, workspace_id, name, queue_name, payload::text AS payload, interval_us, anchor_at, jitter_us, jitter_ratio,
     priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron,
-    timezone, zone, dst_gap, dst_fold, owner, enabled, version, error, error_at, created_at, updated_at
+    timezone, zone, dst_gap, dst_fold, owner, catch_up, misfire_grace_us, enabled, version, error, error_at, created_at,
+    updated_at
 """
 
 # A row of the history, from the schedule as a statement leaves it.
@@ -16,11 +17,11 @@ _KEEP_VERSION = """
     INSERT INTO {schema}.cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
         max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap,
-        dst_fold, owner, planned, created_at)
+        dst_fold, owner, catch_up, misfire_grace_us, planned, created_at)
     SELECT id, version, {holds_after}, {change}, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
         max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap,
-        dst_fold, owner, {planned}, updated_at
+        dst_fold, owner, catch_up, misfire_grace_us, {planned}, updated_at
     FROM changed
 """
 
@@ -52,18 +53,18 @@ CREATE_SCHEDULE = (
 WITH changed AS (
     INSERT INTO {schema}.cron_schedules (id, workspace_id, name, queue_name, payload, interval_us, anchor_at, jitter_us,
         jitter_ratio, priority, starts_at, ends_at, max_runs, sink, delivery, overlap, max_attempts, max_age_us,
-        backoff_us, cron, timezone, zone, dst_gap, dst_fold, owner, created_at, updated_at)
+        backoff_us, cron, timezone, zone, dst_gap, dst_fold, owner, catch_up, misfire_grace_us, created_at, updated_at)
     VALUES ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-        $21, $22, $23, $24, $25, $26, $26)
+        $21, $22, $23, $24, $25, $26, $27, $28, $28)
     ON CONFLICT ON CONSTRAINT cron_schedules_name_key DO NOTHING
     RETURNING *
 ),
 cursor AS (
     INSERT INTO {schema}.cron_schedule_cursors (schedule_id, next_tick_needed_at, planned)
-    SELECT id, $27::timestamptz, $28::bigint FROM changed
+    SELECT id, $29::timestamptz, $30::bigint FROM changed
 ),
 kept AS ("""
-    + _keep_version(holds_after="$29::timestamptz", change="'created'", planned="0")
+    + _keep_version(holds_after="$31::timestamptz", change="'created'", planned="0")
     + """)
 SELECT"""
     + SCHEDULE_COLUMNS
@@ -149,12 +150,13 @@ WITH changed AS (
     SET queue_name = $2, payload = $3::text::jsonb, interval_us = $4, anchor_at = $5, jitter_us = $6, jitter_ratio = $7,
         priority = $8, starts_at = $9, ends_at = $10, max_runs = $11, sink = $12, delivery = $13, overlap = $14,
         max_attempts = $15, max_age_us = $16, backoff_us = $17, cron = $18, timezone = $19, zone = $20, dst_gap = $21,
-        dst_fold = $22, owner = $23, updated_at = $24, version = version + 1, error = NULL, error_at = NULL
+        dst_fold = $22, owner = $23, catch_up = $24, misfire_grace_us = $25, updated_at = $26, version = version + 1,
+        error = NULL, error_at = NULL
     WHERE id = $1
     RETURNING *
 ),
 kept AS ("""
-    + _keep_version(holds_after="$25::timestamptz", change="'edited'", planned="$26::bigint")
+    + _keep_version(holds_after="$27::timestamptz", change="'edited'", planned="$28::bigint")
     + """)
 SELECT"""
     + SCHEDULE_COLUMNS
@@ -192,9 +194,10 @@ WHERE schedule_id = $1 AND now.version = $2 AND edited.version = $2 - 1 AND befo
         IS NOT DISTINCT FROM (before.queue_name, before.payload, before.interval_us, before.jitter_us, before.priority)
     AND (now.starts_at, now.ends_at, now.max_runs)
         IS NOT DISTINCT FROM (before.starts_at, before.ends_at, before.max_runs)
-    AND (now.sink, now.delivery, now.overlap, now.max_attempts, now.max_age_us, now.backoff_us)
+    AND (now.sink, now.delivery, now.overlap, now.max_attempts, now.max_age_us, now.backoff_us, now.catch_up,
+            now.misfire_grace_us)
         IS NOT DISTINCT FROM (before.sink, before.delivery, before.overlap, before.max_attempts, before.max_age_us,
-            before.backoff_us)
+            before.backoff_us, before.catch_up, before.misfire_grace_us)
     AND (now.cron, now.zone, now.dst_gap, now.dst_fold)
         IS NOT DISTINCT FROM (before.cron, before.zone, before.dst_gap, before.dst_fold)
     AND (coalesce(now.interval_us::text, now.cron) IS NOT NULL OR now.anchor_at = before.anchor_at)
@@ -279,8 +282,8 @@ WITH deleted AS (
 changed AS (
     SELECT id, version + 1 AS version, false AS enabled, workspace_id, name, queue_name, payload, interval_us,
         anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at, max_runs, sink, delivery, overlap,
-        max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap, dst_fold, owner,
-        $2::timestamptz AS updated_at,
+        max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap, dst_fold, owner, catch_up,
+        misfire_grace_us, $2::timestamptz AS updated_at,
         greatest($2::timestamptz, (
             SELECT max(scheduled_for)
             FROM {schema}.cron_runs

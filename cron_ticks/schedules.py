@@ -42,6 +42,8 @@ DELIVERIES: dict[SinkKind, tuple[Delivery, ...]] = {  # the first is the default
 }
 Overlap = Literal["allow", "skip", "queue_one"]
 OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "queue_one")
+CatchUp = Literal["skip", "latest", "all", "spread"]
+CATCH_UPS: tuple[CatchUp, ...] = ("skip", "latest", "all", "spread")
 MOST_TICK_ATTEMPTS = 1000
 LONGEST_AGE = timedelta(days=365)
 LONGEST_BACKOFF = timedelta(days=7)
@@ -71,6 +73,8 @@ class ScheduleDefinition:
     max_attempts: int | None  # to send a tick; None: the setting, as for the next two
     max_age: timedelta | None  # after which a tick that could not be sent is not tried again
     backoff: timedelta | None  # before the second attempt
+    catch_up: CatchUp  # what is made up of occurrences that nobody dealt with in time
+    misfire_grace: timedelta | None  # a tick later than this is missed
     cron: str | None
     timezone: str | None  # None: the workspace's
     zone: str | None  # the one that holds, as soon as it is known
@@ -111,6 +115,8 @@ class Schedule:
     max_attempts: int | None  # to send a tick; None: the setting, as for the next two
     max_age: timedelta | None  # after which a tick that could not be sent is not tried again
     backoff: timedelta | None  # before the second attempt
+    catch_up: CatchUp  # what is made up of occurrences that nobody dealt with in time
+    misfire_grace: timedelta | None  # a tick later than this is missed
     cron: str | None
     timezone: str | None  # as declared; None: the workspace's
     zone: str | None  # the one that holds
@@ -217,6 +223,8 @@ def define_schedule(
     max_attempts: int | None = None,
     max_age: float | timedelta | None = None,
     backoff: float | timedelta | None = None,
+    catch_up: CatchUp = "latest",
+    misfire_grace: float | timedelta | None = None,
     dst_gap: DstGap | None = None,
     dst_fold: DstFold | None = None,
     owner: str | None = None,
@@ -256,6 +264,10 @@ def define_schedule(
         else check_count("max_attempts", max_attempts, most=MOST_TICK_ATTEMPTS),
         max_age=None if max_age is None else check_span("max_age", max_age, longest=LONGEST_AGE),
         backoff=None if backoff is None else check_span("backoff", backoff, longest=LONGEST_BACKOFF),
+        catch_up=check_choice("catch_up", catch_up, CATCH_UPS),
+        misfire_grace=None
+        if misfire_grace is None
+        else check_span("misfire_grace", misfire_grace, longest=LONGEST_AGE),
     )
 
 
@@ -279,6 +291,8 @@ class ScheduleChanges(TypedDict, total=False):
     max_attempts: int | None
     max_age: float | timedelta | None
     backoff: float | timedelta | None
+    catch_up: CatchUp
+    misfire_grace: float | timedelta | None
     dst_gap: DstGap | None
     dst_fold: DstFold | None
     owner: str | None
@@ -305,6 +319,8 @@ def redefine_schedule(
         "max_attempts": schedule.max_attempts,
         "max_age": schedule.max_age,
         "backoff": schedule.backoff,
+        "catch_up": schedule.catch_up,
+        "misfire_grace": schedule.misfire_grace,
         "owner": schedule.owner,
     }
     if "sink" not in changes:  # another sink has a guarantee of its own

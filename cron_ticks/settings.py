@@ -18,6 +18,7 @@ LONGEST_IDLE_SECONDS = 20
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Retention = Annotated[float, Field(gt=0, le=3650 * 86_400, allow_inf_nan=False)]
+RetentionDays = Annotated[int, Field(ge=2, le=36_500)]
 BatchSize = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -75,7 +76,16 @@ class Settings(BaseSettings):
     manager_interval_seconds: Seconds = Field(default=10, description="Pause between two passes of the manager")
     manager_batch_size: BatchSize = Field(default=100, description="Schedules per transaction of the manager")
     missed_after_seconds: Seconds = Field(
-        default=60, description="An occurrence found later than this is missed: only the latest is made up"
+        default=60, description="An occurrence later than this is for its schedule's catch-up policy to decide"
+    )
+    catch_up_max_count: int = Field(
+        default=100, ge=1, le=1000, description="Most occurrences of a schedule that are made up at once"
+    )
+    catch_up_max_age_seconds: Retention = Field(
+        default=86_400, description="Age beyond which an occurrence is not made up"
+    )
+    catch_up_spread_seconds: Seconds = Field(
+        default=300, description="Time over which catch_up='spread' paces a schedule's occurrences"
     )
     jitter_cap_seconds: float | None = Field(
         default=None,
@@ -124,6 +134,25 @@ class Settings(BaseSettings):
         default=300, description="How long an expired lease is left alone before the cleanup looks at it"
     )
     cleanup_batch_size: BatchSize = Field(default=1000, description="Rows per statement of the cleanup")
+
+    # The ledger
+    events: Literal["all", "changes", "off"] = Field(
+        default="changes", description="State changes that are kept: all, all but the usual way of a message, or none"
+    )
+    actor: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Who changes schedules, for the events; default: user@host",
+    )
+    audit_interval_seconds: Annotated[float, Field(ge=0, le=7 * 86_400, allow_inf_nan=False)] = Field(
+        default=300, description="Pause between two audits of the last hour, by all workers together; 0: none"
+    )
+    runs_retention_days: RetentionDays = Field(default=90, description="How long runs, versions and audits are kept")
+    events_retention_days: RetentionDays = Field(default=90, description="How long events are kept")
+    dead_retention_days: RetentionDays | None = Field(
+        default=90, description="How long a dead letter is kept; none: until it is removed by hand"
+    )
 
     # Metrics
     metrics_port: int | None = Field(

@@ -275,16 +275,16 @@ RETURNING 1
 
 # The ledger's partitions around now; made days ahead, so that no firing ever waits for one.
 MAKE_PARTITIONS = """
-SELECT {schema}.cron_make_run_partition(today + day)
+SELECT {schema}.cron_make_partition('runs', today + day)
 FROM (SELECT (coalesce($2::timestamptz, statement_timestamp()) AT TIME ZONE 'UTC')::date AS today) AS clock
 CROSS JOIN generate_series(-1, $1::int) AS day
 """
 
 # Those of given days.
-MAKE_PARTITIONS_OF = "SELECT {schema}.cron_make_run_partition(day) FROM unnest($1::date[]) AS day"
+MAKE_PARTITIONS_OF = "SELECT {schema}.cron_make_partition('runs', day) FROM unnest($1::date[]) AS day"
 
 # Those that the ticks need, should one be missing: a tick of long ago, say.
 MAKE_PARTITIONS_OF_TICKS = """
-SELECT {schema}.cron_make_run_partition(day)
+SELECT {schema}.cron_make_partition('runs', day)
 FROM (SELECT DISTINCT (scheduled_for AT TIME ZONE 'UTC')::date AS day FROM {schema}.cron_ticks) AS needed
 """

@@ -184,7 +184,9 @@ async def test_no_statement_of_the_engine_reads_what_it_has_no_business_with(
 ) -> None:
     for table in ("cron_schedules", "cron_schedule_cursors", "cron_ticks"):
         await connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-    await connection.execute("SELECT cron_make_run_partition(date '2025-12-31' + k) FROM generate_series(0, 2) AS k")
+    await connection.execute(
+        "SELECT cron_make_partition('runs', date '2025-12-31' + k) FROM generate_series(0, 2) AS k"
+    )
     await connection.execute("ANALYZE")
     for statement in FILL:
         await connection.execute(statement, size, NOW, timeout=600)

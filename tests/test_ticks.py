@@ -446,7 +446,7 @@ async def test_partitions_are_made_days_ahead_and_once(repository: CronRepositor
 async def test_the_days_of_partitions_are_utc_whatever_the_session_says(connection: Any, style: str) -> None:
     """PostgreSQL 15 and 16 print Shanghai's time as CST, and read it as Chicago's."""
     await connection.execute(f"SET timezone = 'Asia/Shanghai'; SET datestyle = '{style}'")
-    await connection.execute("SELECT cron_make_run_partition('2027-03-04')")
+    await connection.execute("SELECT cron_make_partition('runs', '2027-03-04')")
     await connection.execute("SET timezone = 'UTC'; SET datestyle = 'ISO'")
     bound = await connection.fetchval(
         "SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE relname = 'cron_runs_20270304'"
@@ -458,7 +458,7 @@ async def test_a_table_in_the_way_of_a_partition_is_said(connection: Any) -> Non
     await connection.execute("ALTER TABLE cron_runs DETACH PARTITION " + await last_partition(connection))
     day = (await last_detached(connection))[-8:]
     with pytest.raises(asyncpg.DuplicateTableError, match=f"cron_runs_{day}"):
-        await connection.execute("SELECT cron_make_run_partition($1::text::date)", day)
+        await connection.execute("SELECT cron_make_partition('runs', $1::text::date)", day)
 
 
 async def last_partition(connection: Any) -> str:
@@ -484,7 +484,7 @@ async def test_making_a_partition_does_not_wait_for_a_firing(
             now,
         )
         async with database.transaction() as maker:
-            assert await maker.fetchval("SELECT cron_make_run_partition('2031-05-06')")
+            assert await maker.fetchval("SELECT cron_make_partition('runs', '2031-05-06')")
             [schedule_id] = await declare(repository, 1, every=3600)
             [fired] = await repository.fire_due_ticks(SINK, ticker_id="t", limit=10)
             assert fired.schedule_id == schedule_id

@@ -144,6 +144,12 @@ def set_schedule(
     backoff: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Before the second attempt.", show_default=False)
     ] = None,
+    catch_up: Annotated[
+        str, typer.Option(help="What is made up of missed occurrences: skip, latest, all or spread.")
+    ] = "latest",
+    misfire_grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="A tick later than this is missed.", show_default=False)
+    ] = None,
     dst_gap: DstGap = None,
     dst_fold: DstFold = None,
     owner: Owner = None,
@@ -171,6 +177,8 @@ def set_schedule(
             "max_attempts": max_attempts,
             "max_age": parse_span("max_age", max_age),
             "backoff": parse_span("backoff", backoff),
+            "catch_up": catch_up,
+            "misfire_grace": parse_span("misfire_grace", misfire_grace),
             "owner": owner,
         }
         given = {field: value for field, value in options.items() if value is not None}

@@ -30,6 +30,7 @@ WHERE schedule.id = ANY ($1::text[]) AND schedule.max_runs IS NOT NULL
 SHOWN_OCCURRENCES = 5
 Source = Literal["schedule", "workspace", "default"]
 SOURCES: dict[Source, str] = {"schedule": "its own", "workspace": "the workspace's", "default": "the default"}
+DURATIONS = {name: name for name in ("jitter", "max_age", "backoff", "misfire_grace")} | {"every": "interval"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ class Shown:
     def as_json(self) -> dict[str, Any]:
         """Everything: durations in seconds, times as ISO 8601 has them."""
         fields = asdict(self.schedule)
-        durations = {"every": "interval", "jitter": "jitter", "max_age": "max_age", "backoff": "backoff"}
-        seconds = {f"{name}_seconds": _seconds(fields.pop(field)) for name, field in durations.items()}
+        seconds = {f"{name}_seconds": _seconds(fields.pop(field)) for name, field in DURATIONS.items()}
         return {
             **fields,
             **seconds,
@@ -146,6 +146,7 @@ def _lines(shown: Shown, source: Source | None) -> list[tuple[str, str]]:
         "max attempts": schedule.max_attempts,
         "max age": schedule.max_age,
         "backoff": schedule.backoff,
+        "misfire grace": schedule.misfire_grace,
     }
     return [
         ("id", schedule.id),
@@ -159,6 +160,7 @@ def _lines(shown: Shown, source: Source | None) -> list[tuple[str, str]]:
         ("queue", schedule.queue_name),
         ("priority", schedule.priority),
         ("overlap", schedule.overlap),
+        ("catch-up", schedule.catch_up),
         ("sink", f"{schedule.sink}, {schedule.delivery}"),
         ("version", f"{schedule.version}, since {time_text(schedule.updated_at)}"),
         ("created at", time_text(schedule.created_at)),

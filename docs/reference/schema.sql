@@ -1,54 +1,98 @@
 -- The schema that the migrations make. Written by `make schema-snapshot`; do not edit.
 
+CREATE FUNCTION public.cron_drop_partition(kind text, before timestamp with time zone) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET "DateStyle" TO 'ISO'
+    SET lock_timeout TO '100ms'
+    AS $$
+DECLARE
+    parent text := CASE kind WHEN 'runs' THEN 'cron_runs' WHEN 'events' THEN 'execution_events' END;
+
+    days integer := CASE kind WHEN 'runs' THEN 1 ELSE 7 END;
+
+    oldest text;
+
+    beyond timestamptz;
+
+BEGIN
+    SELECT relname, (to_date(right(relname, 8), 'YYYYMMDD') + days)::timestamp AT TIME ZONE 'UTC'
+    INTO oldest, beyond
+    FROM pg_inherits
+    JOIN pg_class ON pg_class.oid = inhrelid
+    WHERE inhparent = format('"public".%I', parent)::regclass
+    ORDER BY relname
+    LIMIT 1;
+
+    IF oldest IS NULL OR beyond > before THEN
+        RETURN NULL;
+
+    END IF;
+
+    EXECUTE format('DROP TABLE "public".%I', oldest);
+
+    INSERT INTO "public".cron_retention AS kept (kind, kept_since) VALUES (cron_drop_partition.kind, beyond)
+    ON CONFLICT ON CONSTRAINT cron_retention_pkey DO UPDATE
+    SET kept_since = greatest(kept.kept_since, excluded.kept_since);
+
+    RETURN oldest;
+
+END
+$$;
+
 CREATE FUNCTION public.cron_jitter(schedule_id text, occurrence timestamp with time zone, amplitude_us bigint) RETURNS interval
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN CASE WHEN (amplitude_us > 0) THEN ((((((('x'::text || "left"(encode(sha256(convert_to(((schedule_id || ' '::text) || ((EXTRACT(epoch FROM occurrence) * (1000000)::numeric))::bigint), 'UTF8'::name)), 'hex'::text), 15)))::bit(60))::bigint % (2 * amplitude_us)) - amplitude_us))::double precision * '00:00:00.000001'::interval) ELSE '00:00:00'::interval END;
 
-CREATE FUNCTION public.cron_make_run_partition(day date) RETURNS boolean
+CREATE FUNCTION public.cron_make_partition(kind text, day date) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'UTC'
     SET "DateStyle" TO 'ISO'
     AS $$
 DECLARE
-    partition_name text := 'cron_runs_' || to_char(day, 'YYYYMMDD');
+    parent text := CASE kind WHEN 'runs' THEN 'cron_runs' WHEN 'events' THEN 'execution_events' END;
 
-    first_instant timestamptz := day::timestamp AT TIME ZONE 'UTC';
+    first_day date := CASE kind WHEN 'runs' THEN day ELSE date_trunc('week', day)::date END;
 
-    end_instant timestamptz := (day + 1)::timestamp AT TIME ZONE 'UTC';
+    beyond date := first_day + CASE kind WHEN 'runs' THEN 1 ELSE 7 END;
+
+    parent_id oid := format('"public".%I', parent)::regclass;
+
+    partition_name text := format('%s_%s', parent, to_char(first_day, 'YYYYMMDD'));
 
 BEGIN
     IF EXISTS (
         SELECT
         FROM pg_inherits
-        WHERE inhparent = '"public".cron_runs'::regclass
-            AND inhrelid = to_regclass(format('"public".%I', partition_name))
+        WHERE inhparent = parent_id AND inhrelid = to_regclass(format('"public".%I', partition_name))
     ) THEN
         RETURN false;
 
     END IF;
 
     -- One maker at a time; whoever waited finds it done. The first number stands for "cron".
-    PERFORM pg_advisory_xact_lock(1668443246, '"public".cron_runs'::regclass::oid::integer);
+    PERFORM pg_advisory_xact_lock(1668443246, parent_id::integer);
 
     -- From the catalogue, because to_regclass() may not know yet what was committed while we waited.
     IF EXISTS (
         SELECT
         FROM pg_inherits
         JOIN pg_class ON pg_class.oid = inhrelid
-        WHERE inhparent = '"public".cron_runs'::regclass AND relname = partition_name
+        WHERE inhparent = parent_id AND relname = partition_name
     ) THEN
         RETURN false;
 
     END IF;
 
     EXECUTE format(
-        'CREATE TABLE "public".%I (LIKE "public".cron_runs INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)',
-        partition_name);
+        'CREATE TABLE "public".%I (LIKE "public".%I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)',
+        partition_name, parent);
 
     EXECUTE format(
-        'ALTER TABLE "public".cron_runs ATTACH PARTITION "public".%I FOR VALUES FROM (%L) TO (%L)',
-        partition_name, first_instant, end_instant);
+        'ALTER TABLE "public".%I ATTACH PARTITION "public".%I FOR VALUES FROM (%L) TO (%L)',
+        parent, partition_name, first_day::timestamp AT TIME ZONE 'UTC', beyond::timestamp AT TIME ZONE 'UTC');
 
     RETURN true;
 
@@ -64,6 +108,47 @@ BEGIN
 END
 $$;
 
+CREATE TABLE public.cron_audits (
+    started_at timestamp with time zone NOT NULL,
+    since timestamp with time zone NOT NULL,
+    until timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    schedules bigint,
+    expected bigint,
+    enqueued bigint,
+    explained bigint,
+    pending bigint,
+    late bigint,
+    unexplained bigint,
+    duplicate bigint
+);
+
+CREATE TABLE public.cron_backfills (
+    id text NOT NULL COLLATE pg_catalog."C",
+    schedule_id text NOT NULL COLLATE pg_catalog."C",
+    start_at timestamp with time zone NOT NULL,
+    end_at timestamp with time zone NOT NULL,
+    next_at timestamp with time zone NOT NULL,
+    per_minute integer NOT NULL,
+    total bigint NOT NULL,
+    made bigint DEFAULT 0 NOT NULL,
+    skipped bigint DEFAULT 0 NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    created_by text,
+    due_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    outcome text,
+    reason text,
+    CONSTRAINT cron_backfills_outcome_check CHECK ((outcome = ANY (ARRAY['done'::text, 'cancelled'::text, 'failed'::text]))),
+    CONSTRAINT cron_backfills_per_minute_check CHECK ((per_minute > 0))
+);
+
+CREATE TABLE public.cron_retention (
+    kind text NOT NULL,
+    kept_since timestamp with time zone NOT NULL,
+    CONSTRAINT cron_retention_kind_check CHECK ((kind = ANY (ARRAY['runs'::text, 'events'::text])))
+);
+
 CREATE TABLE public.cron_runs (
     schedule_id text NOT NULL COLLATE pg_catalog."C",
     scheduled_for timestamp with time zone NOT NULL,
@@ -77,6 +162,10 @@ CREATE TABLE public.cron_runs (
     attempts integer NOT NULL,
     ticker_id text,
     recovered boolean DEFAULT false NOT NULL,
+    missed_since timestamp with time zone,
+    occurrences bigint DEFAULT 1 NOT NULL,
+    recovery_time interval,
+    CONSTRAINT cron_runs_missed_check CHECK ((((missed_since IS NULL) AND (occurrences = 1)) OR ((missed_since < scheduled_for) AND (occurrences > 1) AND (outcome = 'missed'::text)))),
     CONSTRAINT cron_runs_outcome_check CHECK ((outcome = ANY (ARRAY['enqueued'::text, 'missed'::text, 'overlapped'::text, 'disabled'::text, 'failed'::text, 'expired'::text])))
 )
 PARTITION BY RANGE (scheduled_for);
@@ -120,6 +209,8 @@ CREATE TABLE public.cron_schedule_versions (
     dst_gap text,
     dst_fold text,
     owner text COLLATE pg_catalog."C",
+    catch_up text DEFAULT 'latest'::text NOT NULL,
+    misfire_grace_us bigint,
     CONSTRAINT cron_schedule_versions_change_check CHECK ((change = ANY (ARRAY['created'::text, 'edited'::text, 'disabled'::text, 'enabled'::text, 'deleted'::text])))
 );
 
@@ -155,8 +246,11 @@ CREATE TABLE public.cron_schedules (
     dst_gap text,
     dst_fold text,
     owner text COLLATE pg_catalog."C",
+    catch_up text DEFAULT 'latest'::text NOT NULL,
+    misfire_grace_us bigint,
     CONSTRAINT cron_schedules_backoff_us_check CHECK ((backoff_us > 0)),
     CONSTRAINT cron_schedules_calendar_check CHECK ((((cron IS NULL) = (zone IS NULL)) AND ((cron IS NULL) = (dst_gap IS NULL)) AND ((cron IS NULL) = (dst_fold IS NULL)) AND ((cron IS NOT NULL) OR (timezone IS NULL)))),
+    CONSTRAINT cron_schedules_catch_up_check CHECK ((catch_up = ANY (ARRAY['skip'::text, 'latest'::text, 'all'::text, 'spread'::text]))),
     CONSTRAINT cron_schedules_delivery_check CHECK ((delivery = ANY (ARRAY['exactly_once'::text, 'at_least_once'::text, 'at_most_once'::text]))),
     CONSTRAINT cron_schedules_dst_fold_check CHECK ((dst_fold = ANY (ARRAY['first'::text, 'second'::text, 'both'::text]))),
     CONSTRAINT cron_schedules_dst_gap_check CHECK ((dst_gap = ANY (ARRAY['fire'::text, 'skip'::text]))),
@@ -165,6 +259,7 @@ CREATE TABLE public.cron_schedules (
     CONSTRAINT cron_schedules_max_age_us_check CHECK ((max_age_us > 0)),
     CONSTRAINT cron_schedules_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT cron_schedules_max_runs_check CHECK ((max_runs > 0)),
+    CONSTRAINT cron_schedules_misfire_grace_us_check CHECK ((misfire_grace_us > 0)),
     CONSTRAINT cron_schedules_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'queue_one'::text]))),
     CONSTRAINT cron_schedules_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
     CONSTRAINT cron_schedules_rule_check CHECK (((interval_us IS NULL) OR (cron IS NULL))),
@@ -203,6 +298,8 @@ CREATE TABLE public.cron_ticks (
     recovery boolean DEFAULT false NOT NULL,
     waiting boolean DEFAULT false NOT NULL,
     error text,
+    fire_before timestamp with time zone,
+    lost_at timestamp with time zone,
     CONSTRAINT cron_ticks_origin_check CHECK ((origin = ANY (ARRAY['schedule'::text, 'trigger'::text, 'backfill'::text, 'recovery'::text]))),
     CONSTRAINT cron_ticks_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
     CONSTRAINT cron_ticks_turn_check CHECK (((turn >= 0) AND (turn <= 2)))
@@ -220,6 +317,91 @@ CREATE TABLE public.cron_workspaces (
     workspace_id text NOT NULL,
     timezone text NOT NULL,
     updated_at timestamp with time zone NOT NULL
+);
+
+CREATE SEQUENCE public.execution_events_sequence
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE TABLE public.execution_events (
+    at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) NOT NULL,
+    event text NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
+)
+PARTITION BY RANGE (at);
+
+CREATE TABLE public.execution_events_20261116 (
+    at timestamp with time zone DEFAULT statement_timestamp() CONSTRAINT execution_events_at_not_null NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) CONSTRAINT execution_events_sequence_not_null NOT NULL,
+    event text CONSTRAINT execution_events_event_not_null NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
+);
+
+CREATE TABLE public.execution_events_20261123 (
+    at timestamp with time zone DEFAULT statement_timestamp() CONSTRAINT execution_events_at_not_null NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) CONSTRAINT execution_events_sequence_not_null NOT NULL,
+    event text CONSTRAINT execution_events_event_not_null NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
+);
+
+CREATE TABLE public.execution_events_20261130 (
+    at timestamp with time zone DEFAULT statement_timestamp() CONSTRAINT execution_events_at_not_null NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) CONSTRAINT execution_events_sequence_not_null NOT NULL,
+    event text CONSTRAINT execution_events_event_not_null NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
+);
+
+CREATE TABLE public.execution_events_20261207 (
+    at timestamp with time zone DEFAULT statement_timestamp() CONSTRAINT execution_events_at_not_null NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) CONSTRAINT execution_events_sequence_not_null NOT NULL,
+    event text CONSTRAINT execution_events_event_not_null NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
+);
+
+CREATE TABLE public.execution_events_20261214 (
+    at timestamp with time zone DEFAULT statement_timestamp() CONSTRAINT execution_events_at_not_null NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) CONSTRAINT execution_events_sequence_not_null NOT NULL,
+    event text CONSTRAINT execution_events_event_not_null NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
+);
+
+CREATE TABLE public.execution_events_20261221 (
+    at timestamp with time zone DEFAULT statement_timestamp() CONSTRAINT execution_events_at_not_null NOT NULL,
+    sequence bigint DEFAULT nextval('public.execution_events_sequence'::regclass) CONSTRAINT execution_events_sequence_not_null NOT NULL,
+    event text CONSTRAINT execution_events_event_not_null NOT NULL,
+    schedule_id text COLLATE pg_catalog."C",
+    message_id text COLLATE pg_catalog."C",
+    worker text,
+    actor text,
+    data jsonb
 );
 
 CREATE TABLE public.queue_messages (
@@ -275,6 +457,27 @@ CREATE TABLE public.queue_workers (
     seen_at timestamp with time zone NOT NULL
 );
 
+ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261116 FOR VALUES FROM ('2026-11-16 00:00:00+00') TO ('2026-11-23 00:00:00+00');
+
+ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261123 FOR VALUES FROM ('2026-11-23 00:00:00+00') TO ('2026-11-30 00:00:00+00');
+
+ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261130 FOR VALUES FROM ('2026-11-30 00:00:00+00') TO ('2026-12-07 00:00:00+00');
+
+ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261207 FOR VALUES FROM ('2026-12-07 00:00:00+00') TO ('2026-12-14 00:00:00+00');
+
+ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261214 FOR VALUES FROM ('2026-12-14 00:00:00+00') TO ('2026-12-21 00:00:00+00');
+
+ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261221 FOR VALUES FROM ('2026-12-21 00:00:00+00') TO ('2026-12-28 00:00:00+00');
+
+ALTER TABLE ONLY public.cron_audits
+    ADD CONSTRAINT cron_audits_pkey PRIMARY KEY (started_at);
+
+ALTER TABLE ONLY public.cron_backfills
+    ADD CONSTRAINT cron_backfills_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.cron_retention
+    ADD CONSTRAINT cron_retention_pkey PRIMARY KEY (kind);
+
 ALTER TABLE ONLY public.cron_runs
     ADD CONSTRAINT cron_runs_occurrence_key PRIMARY KEY (schedule_id, scheduled_for);
 
@@ -314,6 +517,14 @@ ALTER TABLE ONLY public.queue_tokens
 ALTER TABLE ONLY public.queue_workers
     ADD CONSTRAINT queue_workers_pkey PRIMARY KEY (id);
 
+CREATE INDEX cron_backfills_due_idx ON public.cron_backfills USING btree (due_at) WHERE (due_at IS NOT NULL);
+
+CREATE INDEX cron_backfills_schedule_idx ON public.cron_backfills USING btree (schedule_id, created_at);
+
+CREATE INDEX cron_runs_missed_idx ON ONLY public.cron_runs USING btree (missed_since) WHERE (missed_since IS NOT NULL);
+
+CREATE INDEX cron_runs_time_idx ON ONLY public.cron_runs USING brin (scheduled_for) WITH (autosummarize='on');
+
 CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at) WHERE (NOT broken);
 
 CREATE INDEX cron_schedule_versions_workspace_idx ON public.cron_schedule_versions USING btree (workspace_id) WHERE (workspace_id IS NOT NULL);
@@ -330,6 +541,34 @@ CREATE INDEX cron_ticks_lease_idx ON public.cron_ticks USING btree (leased_until
 
 CREATE UNIQUE INDEX cron_ticks_waiting_key ON public.cron_ticks USING btree (schedule_id) WHERE waiting;
 
+CREATE INDEX execution_events_message_idx ON ONLY public.execution_events USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261116_message_id_sequence_idx ON public.execution_events_20261116 USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_schedule_idx ON ONLY public.execution_events USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261116_schedule_id_sequence_idx ON public.execution_events_20261116 USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261123_message_id_sequence_idx ON public.execution_events_20261123 USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261123_schedule_id_sequence_idx ON public.execution_events_20261123 USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261130_message_id_sequence_idx ON public.execution_events_20261130 USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261130_schedule_id_sequence_idx ON public.execution_events_20261130 USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261207_message_id_sequence_idx ON public.execution_events_20261207 USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261207_schedule_id_sequence_idx ON public.execution_events_20261207 USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261214_message_id_sequence_idx ON public.execution_events_20261214 USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261214_schedule_id_sequence_idx ON public.execution_events_20261214 USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261221_message_id_sequence_idx ON public.execution_events_20261221 USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
+
+CREATE INDEX execution_events_20261221_schedule_id_sequence_idx ON public.execution_events_20261221 USING btree (schedule_id, sequence) WHERE (schedule_id IS NOT NULL);
+
 CREATE INDEX queue_messages_completed_idx ON public.queue_messages USING btree (queue_name, completed_at) WHERE (completed_at IS NOT NULL);
 
 CREATE INDEX queue_messages_dead_idx ON public.queue_messages USING btree (dlq_at, id) WHERE (dlq_at IS NOT NULL);
@@ -345,6 +584,30 @@ CREATE INDEX queue_messages_pending_idx ON public.queue_messages USING btree (qu
 CREATE INDEX queue_tokens_expiry_idx ON public.queue_tokens USING btree (leased_until);
 
 CREATE UNIQUE INDEX queue_tokens_pair_key ON public.queue_tokens USING btree (queue_name, COALESCE(workspace_id, ''::text), slot);
+
+ALTER INDEX public.execution_events_message_idx ATTACH PARTITION public.execution_events_20261116_message_id_sequence_idx;
+
+ALTER INDEX public.execution_events_schedule_idx ATTACH PARTITION public.execution_events_20261116_schedule_id_sequence_idx;
+
+ALTER INDEX public.execution_events_message_idx ATTACH PARTITION public.execution_events_20261123_message_id_sequence_idx;
+
+ALTER INDEX public.execution_events_schedule_idx ATTACH PARTITION public.execution_events_20261123_schedule_id_sequence_idx;
+
+ALTER INDEX public.execution_events_message_idx ATTACH PARTITION public.execution_events_20261130_message_id_sequence_idx;
+
+ALTER INDEX public.execution_events_schedule_idx ATTACH PARTITION public.execution_events_20261130_schedule_id_sequence_idx;
+
+ALTER INDEX public.execution_events_message_idx ATTACH PARTITION public.execution_events_20261207_message_id_sequence_idx;
+
+ALTER INDEX public.execution_events_schedule_idx ATTACH PARTITION public.execution_events_20261207_schedule_id_sequence_idx;
+
+ALTER INDEX public.execution_events_message_idx ATTACH PARTITION public.execution_events_20261214_message_id_sequence_idx;
+
+ALTER INDEX public.execution_events_schedule_idx ATTACH PARTITION public.execution_events_20261214_schedule_id_sequence_idx;
+
+ALTER INDEX public.execution_events_message_idx ATTACH PARTITION public.execution_events_20261221_message_id_sequence_idx;
+
+ALTER INDEX public.execution_events_schedule_idx ATTACH PARTITION public.execution_events_20261221_schedule_id_sequence_idx;
 
 ALTER TABLE ONLY public.cron_schedule_cursors
     ADD CONSTRAINT cron_schedule_cursors_schedule_id_fkey FOREIGN KEY (schedule_id) REFERENCES public.cron_schedules(id) ON DELETE CASCADE;

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import (
     OWN_QUEUE,
+    CatchUp,
     Delivery,
     Jitter,
     Overlap,
@@ -44,9 +45,14 @@ from cron_ticks.settings import Settings
 from cron_ticks.sinks import Publish, PublishT, Sinks
 from cron_ticks.user_sinks import FunctionSink, TableSink
 from cron_ticks.zones import check_zone
+from token_queue.audit_calls import AuditCalls
+from token_queue.backfill_calls import BackfillCalls
+from token_queue.event_calls import EventCalls
 from token_queue.handlers import Backoff, Handlers, HandlerT
 from token_queue.message import DeadMessage, DeletedWorkspace, QueueState, Sent, SentMany
+from token_queue.opened import Opened
 from token_queue.queue_repository import QueueRepository
+from token_queue.run_calls import RunCalls
 from token_queue.sending import in_chunks, new_message
 from token_queue.worker import Worker
 
@@ -64,19 +70,7 @@ _DECLARED_AS = {"interval": "every", "jitter_ratio": "jitter"}
 SERVICE_CONNECTIONS = 5  # of a running worker, beside those of the application's calls
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """What exists between entering and leaving the manager."""
-
-    stack: AsyncExitStack
-    database: Database
-    dsn: str | None  # None: the application's pool
-    cron: CronRepository
-    queue: QueueRepository
-    embedded: EmbeddedServer | None
-
-
-class QueueManager:
+class QueueManager(RunCalls, AuditCalls, EventCalls, BackfillCalls):
     """Schedules, messages and the worker that runs them.
 
     Connects to `dsn`, or uses the application's asyncpg `pool`; with neither, CRON_TICKS_DSN, else the embedded
@@ -93,7 +87,7 @@ class QueueManager:
         self._handlers = Handlers(self.settings)
         self._sinks = Sinks(self.settings)
         self._declarations = _Declarations()
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
         self._worker: Worker | None = None
 
     def handler(
@@ -174,7 +168,7 @@ class QueueManager:
             queue = QueueRepository(database, "")
             cron = CronRepository(database, self.settings)
             await cron.make_run_partitions()
-            self._opened = _Opened(stack.pop_all(), database, dsn, cron, queue, embedded)
+            self._opened = Opened(stack.pop_all(), database, dsn, cron, queue, embedded)
         return self
 
     async def __aexit__(
@@ -185,12 +179,6 @@ class QueueManager:
     ) -> None:
         opened, self._opened = self._open, None
         await opened.stack.aclose()
-
-    @property
-    def _open(self) -> _Opened:
-        if self._opened is None:
-            raise CronTicksError("this QueueManager is not open: use it inside 'async with queue_manager:'")
-        return self._opened
 
     @property
     def embedded(self) -> EmbeddedServer | None:
@@ -328,6 +316,8 @@ class QueueManager:
         max_attempts: int | None = None,
         max_age: float | timedelta | None = None,
         backoff: float | timedelta | None = None,
+        catch_up: CatchUp = "latest",
+        misfire_grace: float | timedelta | None = None,
         dst_gap: DstGap | None = None,
         dst_fold: DstFold | None = None,
         owner: str | None = None,
@@ -354,6 +344,10 @@ class QueueManager:
         database; outside it is at_least_once, or at_most_once. `overlap` says what happens while the schedule's last
         message is unfinished: allow, skip, or queue_one. A tick that can't be sent is tried `max_attempts` times, with
         pauses from `backoff` on, while it is younger than `max_age`; what is left out comes from the settings.
+
+        `catch_up` says what is made up of occurrences that nobody dealt with in time, because all pods or the database
+        were down: skip, latest, all, or spread (all, but paced). A tick that is later than `misfire_grace` is recorded
+        as missed instead of fired.
         """
         definition = define_schedule(
             queue_name,
@@ -375,6 +369,8 @@ class QueueManager:
             max_attempts=max_attempts,
             max_age=max_age,
             backoff=backoff,
+            catch_up=catch_up,
+            misfire_grace=misfire_grace,
             dst_gap=dst_gap,
             dst_fold=dst_fold,
             owner=owner,
