@@ -65,6 +65,8 @@ def schedule_of(schedule_id: str, anchor: datetime, **options: Any) -> Schedule:
         max_attempts=None,
         max_age=None,
         backoff=None,
+        catch_up="latest",
+        misfire_grace=None,
         cron=definition.cron,
         timezone=definition.timezone,
         zone=definition.zone,

@@ -362,6 +362,8 @@ def schedule_of(**options: Any) -> Schedule:
         max_attempts=definition.max_attempts,
         max_age=definition.max_age,
         backoff=definition.backoff,
+        catch_up=definition.catch_up,
+        misfire_grace=definition.misfire_grace,
         cron=definition.cron,
         timezone=definition.timezone,
         zone=definition.zone,
