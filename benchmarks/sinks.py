@@ -36,6 +36,7 @@ from token_queue.queue_repository import QUEUE_SINK
 
 BATCH = 500  # as the ticker's, also for the outside sink, so that rows of the table can be compared
 CALLS = 4
+MISSED_AFTER = timedelta(seconds=Settings.model_fields["missed_after_seconds"].default)
 
 TABLES = """
 CREATE TABLE jobs (id text PRIMARY KEY, kind text NOT NULL, body jsonb NOT NULL, run_at timestamptz NOT NULL);
@@ -72,6 +73,10 @@ class Kind:
     bare: Drain
 
 
+async def nothing_late(_sink: str) -> None:
+    """All ticks here have just become due."""
+
+
 async def accept(_ticks: Sequence[LeasedTick]) -> None:
     """An outside sink that costs nothing."""
 
@@ -81,12 +86,12 @@ def firing(name: str, cron: CronRepository, sink: SameDatabaseSink, settings: Se
     database = cron.database
 
     async def product() -> None:
-        firer = TickFirer(cron, sink, settings, ticker_id="ticker_bench", pause=Pause())
+        firer = TickFirer(cron, sink, settings, ticker_id="ticker_bench", pause=Pause(), catch_up=nothing_late)
         while await database.fetchval(LEFT):
             await firer.run_once()
 
     async def bare() -> None:
-        arguments = ("ticker_bench", BATCH, None, None, sink.name, DUE_NOW)
+        arguments = ("ticker_bench", BATCH, None, None, sink.name, DUE_NOW, MISSED_AFTER)
         while len(await database.fetch(firing_statement(sink), *arguments)) == BATCH:
             pass
 
@@ -102,12 +107,14 @@ def publishing(cron: CronRepository, settings: Settings) -> Kind:
         pause = Pause()
         sink = OutsideSink("outside", accept, BATCH, CALLS)
         async with anyio.create_task_group() as tasks:
-            publisher = Publisher(cron, sink, settings, ticker_id="ticker_bench", tasks=tasks, pause=pause)
+            publisher = Publisher(
+                cron, sink, settings, ticker_id="ticker_bench", tasks=tasks, pause=pause, catch_up=nothing_late
+            )
             while await database.fetchval(LEFT):
                 await pause.sleep(await publisher.run_once())
 
     async def bare() -> None:
-        arguments = ("ticker_bench", BATCH, None, lease, "outside", 3, timedelta(days=1), CATCHING_UP)
+        arguments = ("ticker_bench", BATCH, None, lease, "outside", 3, timedelta(days=1), CATCHING_UP, MISSED_AFTER)
         while True:
             leased = await database.fetch(LEASE_DUE_TICKS, *arguments)
             ids = [row["id"] for row in leased if row["id"] is not None]

@@ -26,6 +26,7 @@ log = structlog.get_logger("cron_ticks.firing")
 EVENTS = {
     "refused": (logging.WARNING, "tick_refused"),
     "overlapped": (logging.INFO, "tick_overlapped"),
+    "missed": (logging.WARNING, "tick_missed"),
     "waiting": (logging.DEBUG, "tick_waiting"),
 }
 SPREAD = (0.8, 1.0)  # of a pause, so that the tickers of many pods don't ask in step
@@ -43,6 +44,9 @@ TROUBLE = (
     asyncpg.TransactionRollbackError,
 )
 ALSO_OF_USERS = (TimeoutError, asyncpg.QueryCanceledError, asyncpg.InternalServerError)  # code that hangs, or in C
+
+
+CatchUpWith = Callable[[str], Awaitable[None]]  # decides about a sink's ticks that nobody fired in time
 
 
 class OnFired(Protocol):
@@ -72,6 +76,7 @@ class TickFirer:
         *,
         ticker_id: str,
         pause: Pause,
+        catch_up: CatchUpWith,
         hears: Callable[[], bool] = lambda: False,
         on_fired: OnFired | None = None,
         metrics: Metrics | None = None,
@@ -82,6 +87,7 @@ class TickFirer:
         self._settings = settings
         self._ticker_id = ticker_id
         self._pause = pause
+        self._catch_up = catch_up
         self._hears = hears
         self._on_fired = on_fired
         self._metrics = Metrics() if metrics is None else metrics
@@ -99,6 +105,9 @@ class TickFirer:
         self._known = {}
         if not due_in:
             due_in = await self._cron.next_due_in(self._sink.name)
+            if due_in.get(DUE_NOW, timedelta(0)) < -timedelta(seconds=self._settings.missed_after_seconds):
+                await self._catch_up(self._sink.name)
+                due_in = await self._cron.next_due_in(self._sink.name)
         due = [turn for turn, wait in due_in.items() if wait <= timedelta(0)]
         taken = 0
         for turn in due:
@@ -203,9 +212,10 @@ class TickFirer:
             _log_fired(fired)
 
     def _note_not_fired(self, ticks: Sequence[FiredTick]) -> None:
-        """Occurrences that had fired before, and those that came before the end of the last one's message."""
+        """Occurrences that had fired before, that came before the end of the last one's message, or were too late."""
         refused = [tick for tick in ticks if tick.outcome == "refused"]
         self._metrics.refused.inc(len(refused))
+        self._metrics.note_lost(sum(tick.outcome == "missed" for tick in ticks), self._metrics.missed)
         self._metrics.note_overlapped([tick.origin for tick in ticks if tick.outcome == "overlapped"])
         for tick in ticks:
             log.log(

@@ -19,12 +19,14 @@ class Leased:
 
     ticks: list[LeasedTick]
     refused: list[str]  # ids of ticks that had fired before
-    given_up: list[str]  # of those that were too old, or had no attempt left
+    given_up: list[str]  # of those that were too old, had no attempt left, or were lost by a schedule now disabled
+    missed: list[str]  # of those that were too late for their misfire_grace
+    late: bool  # there are ticks that a catch-up policy must decide about first
 
     @property
     def found(self) -> int:
         """Fewer than asked for means that nothing is left."""
-        return len(self.ticks) + len(self.refused) + len(self.given_up)
+        return len(self.ticks) + len(self.refused) + len(self.given_up) + len(self.missed)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class LeaseRepository:
     def __init__(self, database: Database, settings: Settings) -> None:
         self.database = database
         self._lease = timedelta(seconds=settings.lease_seconds)
+        self._missed_after = timedelta(seconds=settings.missed_after_seconds)
         self._limits = (settings.tick_max_attempts, timedelta(seconds=settings.tick_max_age_seconds))
         self._backoff = timedelta(seconds=settings.tick_backoff_seconds)
 
@@ -51,10 +54,10 @@ class LeaseRepository:
         self, *, sink: str, leased_by: str, limit: int, last_turn: int = 2, now: datetime | None = None
     ) -> Leased:
         """Lease due ticks of a sink outside this database; a lease that runs out makes them due again."""
-        arguments = (leased_by, limit, now, self._lease, sink, *self._limits, last_turn)
+        arguments = (leased_by, limit, now, self._lease, sink, *self._limits, last_turn, self._missed_after)
         rows = await self._fetch(lease_sql.LEASE_DUE_TICKS, *arguments)
         ticks = [leased_tick(row) for row in rows if row["id"] is not None]
-        return Leased(ticks, rows[0]["refused"], rows[0]["given_up"])
+        return Leased(ticks, *(rows[0][name] for name in ("refused", "given_up", "missed", "late")))
 
     async def renew_leases(
         self, ids: Collection[str], *, leased_by: str, for_good: bool = False, now: datetime | None = None

@@ -8,20 +8,27 @@ another one.
 """
 
 # Leases due ticks of a sink: those due now first, then retries, then what is catching up ($8: the last of these), each
-# by priority. A lease that ran out is taken over, and what its owner sent is unknown: the next delivery is a recovery.
-# What has fired before ends without a delivery, and so does, with its row in the ledger, what is too old to be tried
-# again.
+# by priority. What is due now and later than $9 is for a catch-up policy to decide: the result says whether there is
+# such a tick. A lease that ran out is taken over while its schedule is enabled, and what its owner sent is unknown:
+# the next delivery is a recovery.
+#
+# What has fired before ends without a delivery, and so does, with its row in the ledger, what is too late for its
+# misfire_grace, too old to be tried again, or lost by a schedule that is disabled now. The rows are read once, where
+# they are locked: a second look by ctid has brought a server down.
 LEASE_DUE_TICKS = """
 WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
-due AS (
-    SELECT found.ctid
+due AS MATERIALIZED (
+    SELECT found.*
     FROM (VALUES (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
         AS level (turn, priority)
     CROSS JOIN LATERAL (
-        SELECT tick.ctid
+        SELECT tick.id, tick.schedule_id, tick.scheduled_for, tick.execute_at, tick.attempts, tick.leased_until,
+            tick.fire_before
         FROM {schema}.cron_ticks AS tick
         WHERE level.turn <= $8 AND tick.sink = $5 AND tick.turn = level.turn AND tick.priority = level.priority
             AND tick.due_at <= (SELECT instant FROM clock)
+            AND tick.due_at >= CASE WHEN level.turn = 0 THEN (SELECT instant - $9::interval FROM clock)
+                ELSE '-infinity' END
         ORDER BY tick.due_at
         LIMIT $2
         FOR UPDATE SKIP LOCKED
@@ -29,32 +36,42 @@ due AS (
     LIMIT $2
 ),
 found AS MATERIALIZED (
-    SELECT tick.ctid, tick.id, tick.attempts + 1 >= coalesce(schedule.max_attempts, $6) AS last,
+    SELECT due.id, due.attempts + 1 >= coalesce(schedule.max_attempts, $6) AS last,
         EXISTS (
             SELECT FROM {schema}.cron_runs AS run
-            WHERE run.schedule_id = tick.schedule_id AND run.scheduled_for = tick.scheduled_for
+            WHERE run.schedule_id = due.schedule_id AND run.scheduled_for = due.scheduled_for
         ) AS fired_before,
-        tick.attempts > 0 AND (
-            tick.attempts >= coalesce(schedule.max_attempts, $6)
-            OR instant - tick.execute_at > coalesce(schedule.max_age_us * interval '1 microsecond', $7::interval)
-        ) AS given_up
-    FROM {schema}.cron_ticks AS tick
-    LEFT JOIN {schema}.cron_schedules AS schedule ON schedule.id = tick.schedule_id, clock
-    WHERE tick.ctid = ANY (ARRAY(SELECT ctid FROM due))
+        CASE
+            WHEN due.attempts = 0 AND due.fire_before < instant THEN 'too late'
+            WHEN due.leased_until IS NOT NULL AND (schedule.enabled) IS NOT TRUE THEN 'disabled'
+            WHEN due.attempts > 0 AND (
+                due.attempts >= coalesce(schedule.max_attempts, $6)
+                OR instant - due.execute_at > coalesce(schedule.max_age_us * interval '1 microsecond', $7::interval)
+            ) THEN 'given up'
+        END AS over
+    FROM due
+    LEFT JOIN {schema}.cron_schedules AS schedule ON schedule.id = due.schedule_id
+    CROSS JOIN clock
 ),
 gone AS (
     DELETE FROM {schema}.cron_ticks
-    WHERE ctid = ANY (ARRAY(SELECT ctid FROM found WHERE fired_before OR given_up))
+    WHERE id = ANY (ARRAY(SELECT id FROM found WHERE fired_before OR over IS NOT NULL))
     RETURNING *
 ),
 runs AS (
     INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
-        ticker_id, recovered)
-    SELECT schedule_id, scheduled_for, version, origin, 'failed',
-        'not tried again, for its attempts or its age; before: ' || coalesce(error, 'its worker died or hung'),
-        instant, attempts, split_part(leased_by, '.', 1), recovery
-    FROM gone, clock
-    WHERE id IN (SELECT id FROM found WHERE NOT fired_before)
+        ticker_id, recovered, recovery_time)
+    SELECT schedule_id, scheduled_for, version, origin,
+        CASE WHEN found.over = 'too late' THEN 'missed' WHEN leased_until IS NULL THEN 'failed' ELSE 'expired' END,
+        CASE found.over
+            WHEN 'too late' THEN 'later than its misfire_grace'
+            WHEN 'disabled' THEN
+                'its worker died or hung, and its schedule is disabled: whether it was delivered is unknown'
+            ELSE 'not tried again, for its attempts or its age; before: ' || coalesce(error, 'its worker died or hung')
+        END,
+        instant, gone.attempts, split_part(leased_by, '.', 1), recovery, instant - lost_at
+    FROM gone JOIN found USING (id), clock
+    WHERE NOT found.fired_before
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 ),
 leased AS (
@@ -62,16 +79,25 @@ leased AS (
     SET leased_by = $1, leased_at = instant, leased_until = instant + $4::interval,
         due_at = CASE WHEN found.last THEN 'infinity' ELSE instant + $4::interval END,
         attempts = tick.attempts + 1,
-        recovery = tick.recovery OR tick.leased_until IS NOT NULL AND tick.delivery <> 'at_most_once'
+        recovery = tick.recovery OR tick.leased_until IS NOT NULL AND tick.delivery <> 'at_most_once',
+        lost_at = coalesce(tick.lost_at, tick.leased_until)
     FROM found, clock
-    WHERE tick.id = found.id AND NOT found.fired_before AND NOT found.given_up
+    WHERE tick.id = found.id AND NOT found.fired_before AND found.over IS NULL
     RETURNING tick.id, schedule_id, schedule_name, workspace_id, queue_name, payload::text AS payload, scheduled_for,
         execute_at, origin, priority, delivery, tick.attempts, recovery, tick.leased_until
 )
 SELECT leased.*, summary.*
 FROM (
     SELECT ARRAY(SELECT id FROM found WHERE fired_before) AS refused,
-        ARRAY(SELECT id FROM found WHERE given_up AND NOT fired_before) AS given_up
+        ARRAY(SELECT id FROM found WHERE over <> 'too late' AND NOT fired_before) AS given_up,
+        ARRAY(SELECT id FROM found WHERE over = 'too late' AND NOT fired_before) AS missed,
+        EXISTS (
+            SELECT
+            FROM (VALUES (0), (1), (2), (3)) AS level (priority)
+            JOIN {schema}.cron_ticks AS tick
+                ON tick.sink = $5 AND tick.turn = 0 AND tick.priority = level.priority
+                    AND tick.due_at < (SELECT instant - $9::interval FROM clock)
+        ) AS late
 ) AS summary
 LEFT JOIN leased ON true
 ORDER BY leased.execute_at
@@ -136,9 +162,9 @@ ended AS (
 ),
 runs AS (
     INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, message_id, ended_at,
-        lateness, attempts, ticker_id, recovered)
+        lateness, attempts, ticker_id, recovered, recovery_time)
     SELECT schedule_id, scheduled_for, version, origin, 'enqueued', 'msg_' || substr(id, 6), instant,
-        instant - execute_at, attempts, split_part(leased_by, '.', 1), recovery
+        instant - execute_at, attempts, split_part(leased_by, '.', 1), recovery, instant - lost_at
     FROM ended, clock
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 )
@@ -180,15 +206,17 @@ ended AS (
 ),
 runs AS (
     INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
-        ticker_id, recovered)
-    SELECT schedule_id, scheduled_for, version, origin, 'failed', held.error, instant, held.attempts, $11, recovery
+        ticker_id, recovered, recovery_time)
+    SELECT schedule_id, scheduled_for, version, origin, 'failed', held.error, instant, held.attempts, $11, recovery,
+        instant - lost_at
     FROM ended JOIN held USING (id), clock
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 ),
 again AS (
     UPDATE {schema}.cron_ticks AS tick
     SET attempts = held.attempts, due_at = instant + held.pause, turn = 1, error = held.error, waiting = false,
-        recovery = recovery OR held.unsure, leased_by = NULL, leased_at = NULL, leased_until = NULL
+        recovery = recovery OR held.unsure, lost_at = coalesce(lost_at, CASE WHEN held.unsure THEN instant END),
+        leased_by = NULL, leased_at = NULL, leased_until = NULL
     FROM held, clock
     WHERE tick.id = held.id AND NOT held.final
 )
@@ -219,10 +247,10 @@ taken AS (
 ),
 runs AS (
     INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
-        ticker_id, recovered)
+        ticker_id, recovered, recovery_time)
     SELECT schedule_id, scheduled_for, version, origin, 'expired',
         'its lease ran out and it may not be tried again: whether it was delivered is unknown', instant, attempts,
-        split_part(leased_by, '.', 1), recovery
+        split_part(leased_by, '.', 1), recovery, instant - coalesce(lost_at, leased_until)
     FROM taken, clock
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 )

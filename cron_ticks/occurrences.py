@@ -1,9 +1,10 @@
 """Pure time arithmetic: which occurrences a schedule has, and how far each is moved. No clock, no I/O."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Literal, Protocol
 
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,14 +145,59 @@ def jitter_offset(schedule_id: str, occurrence: datetime, amplitude: timedelta) 
     return timedelta(microseconds=number % width) - amplitude
 
 
+CatchUp = Literal["skip", "latest", "all", "spread"]
+
+
+@dataclass(frozen=True)
+class MakingUp:
+    """How much is made up of occurrences that nobody dealt with in time: the latest ones, so many and so old."""
+
+    policy: CatchUp = "latest"
+    most: int = 100
+    max_age: timedelta = timedelta(days=1)
+
+    @property
+    def room(self) -> int:
+        """How many are made up at the most."""
+        return {"skip": 0, "latest": 1}.get(self.policy, self.most)
+
+    @property
+    def reason(self) -> str:
+        """Why the others are missed."""
+        if self.policy == "skip":
+            return "late, and catch_up is skip"
+        which = "the latest" if self.policy == "latest" else f"the latest {self.most}"
+        return f"late, and catch_up makes up {which}, if not older than {self.max_age.total_seconds():g} s"
+
+    def kept_of(self, moments: Sequence[datetime], now: datetime, *, room: int) -> int:
+        """How many of these are made up, at the end."""
+        young = sum(moment >= now - self.max_age for moment in moments)
+        return min(room, young)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Occurrences in a row."""
+
+    first: datetime
+    last: datetime
+    count: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a manager's pass makes of one schedule."""
 
     occurrences: tuple[datetime, ...]
     next_needed: datetime | None  # None: there are no more
-    missed: int
+    stretch: Stretch | None  # what is missed
     complete: bool  # up to the end of the window
+    late_missed: int = 0  # so many of the late ticks are missed, the oldest ones
+
+    @property
+    def missed(self) -> int:
+        """How many occurrences without a tick are missed."""
+        return 0 if self.stretch is None else self.stretch.count
 
     @property
     def planned(self) -> int:
@@ -159,7 +205,7 @@ class Plan:
         return len(self.occurrences) + self.missed
 
 
-NOTHING = Plan((), None, 0, complete=True)
+NOTHING = Plan((), None, None, complete=True)
 
 
 def plan(
@@ -170,22 +216,29 @@ def plan(
     now: datetime,
     lookahead: timedelta,
     missed_after: timedelta,
+    making_up: MakingUp = MakingUp(),  # noqa: B008 - frozen
+    late: Sequence[datetime] = (),
     most: int | None = None,
 ) -> Plan:
     """The occurrences from `needed_from` to the end of the window, or the first `most` of them.
 
-    Those that nobody made for longer than `missed_after` are missed; the latest of them is made up, so that an outage
-    never ends in a flood. `planned` is how many there have been before.
+    Of those that nobody made for longer than `missed_after`, and of the `late` ones whose ticks nobody fired, so much
+    is made up as the schedule wants, the latest first; the rest is missed. `planned` is how many there were before.
     """
     if needed_from is None:
-        return NOTHING
+        return Plan((), None, None, complete=True, late_missed=len(late) - _kept(late, making_up, now))
     left = None if timetable.max_runs is None else max(0, timetable.max_runs - planned)
     end = max(now + lookahead, needed_from)
     overdue = timetable.count(needed_from, min(now - missed_after, end))
     if left is not None:
         overdue = min(overdue, left)
-    missed = max(0, overdue - 1)
-    start = timetable.nth(needed_from, missed) if overdue else needed_from
+    kept = _kept_overdue(timetable, needed_from, overdue, making_up, now) if overdue else 0
+    missed = overdue - kept
+    start = timetable.nth(needed_from, missed) if kept else needed_from
+    stretch = None
+    if missed:
+        stretch = _stretch(timetable, needed_from, missed)
+        start = start if kept else stretch.last + MICROSECOND
     room = min((limit for limit in (most, left and left - missed) if limit is not None), default=None)
     made = timetable.occurrences(start, end, most=room)
     after = made[-1] + MICROSECOND if made else start
@@ -194,4 +247,41 @@ def plan(
     complete = next_needed is None or next_needed >= end
     if next_needed is not None and not timetable.rule.lasting:
         next_needed = min(next_needed, now + lookahead + LOOK_AGAIN)
-    return Plan(tuple(made), next_needed, missed, complete)
+    late_missed = len(late) - _kept(late, making_up, now, already=kept) if late else 0
+    return Plan(tuple(made), next_needed, stretch, complete, late_missed)
+
+
+def all_missed(timetable: Timetable, needed_from: datetime, planned: Plan) -> Plan:
+    """The same, but nothing is made: all of it is missed."""
+    if not planned.planned:
+        return planned
+    stretch = _stretch(timetable, needed_from, planned.planned)
+    return Plan((), planned.next_needed, stretch, planned.complete)
+
+
+def _stretch(timetable: Timetable, start: datetime, count: int) -> Stretch:
+    return Stretch(timetable.nth(start, 0), timetable.nth(start, count - 1), count)
+
+
+def _kept(late: Sequence[datetime], making_up: MakingUp, now: datetime, *, already: int = 0) -> int:
+    return making_up.kept_of(late, now, room=max(0, making_up.room - already))
+
+
+def _kept_overdue(timetable: Timetable, start: datetime, overdue: int, making_up: MakingUp, now: datetime) -> int:
+    """How many of the first so many occurrences are made up, at their end."""
+    if not making_up.room:
+        return 0
+    last = timetable.nth(start, overdue - 1)
+    young = timetable.count(max(start, now - making_up.max_age), last + MICROSECOND)
+    return min(overdue, making_up.room, young)
+
+
+def paced(schedule_id: str, moments: Sequence[datetime], *, now: datetime, span: timedelta) -> list[datetime]:
+    """When each of these is due if they are spread over a time: at some moment of its part of it, always the same."""
+    if not moments:
+        return []
+    part = span / len(moments)
+    half = part / 2
+    return [
+        now + number * part + half + jitter_offset(schedule_id, moment, half) for number, moment in enumerate(moments)
+    ]

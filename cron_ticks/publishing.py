@@ -14,7 +14,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from cron_ticks.database import PASSING_ERRORS
-from cron_ticks.firing import CATCHING_UP, DUE_NOW, log_not_sent, seconds_to_sleep, shown
+from cron_ticks.firing import CATCHING_UP, DUE_NOW, CatchUpWith, log_not_sent, seconds_to_sleep, shown
 from cron_ticks.isolation import isolate
 from cron_ticks.lease_repository import FailedTick, Leased
 from cron_ticks.loops import Pause, backoff_seconds
@@ -71,6 +71,7 @@ class Publisher:
         ticker_id: str,
         tasks: TaskGroup,
         pause: Pause,
+        catch_up: CatchUpWith,
         hears: Callable[[], bool] = lambda: False,
         metrics: Metrics | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class Publisher:
         self._ticker_id = ticker_id
         self._tasks = tasks
         self._pause = pause
+        self._catch_up = catch_up
         self._hears = hears
         self._metrics = Metrics() if metrics is None else metrics
         self._metrics.begin(sink.name)
@@ -109,6 +111,8 @@ class Publisher:
                 batch = Batch(owner, leased.ticks, leased_at)
                 self._batches.append(batch)
                 self._tasks.start_soon(self._deliver, batch)
+            if leased.late:
+                await self._catch_up(self._sink.name)
             if leased.found < self._sink.batch_size:
                 due_in = await self._cron.next_due_in(self._sink.name)
                 wanted = {turn: wait for turn, wait in due_in.items() if turn <= self._last_turn()}
@@ -124,6 +128,9 @@ class Publisher:
         """Ticks that end without a delivery."""
         self._metrics.refused.inc(len(leased.refused))
         self._metrics.note_lost(len(leased.given_up), self._metrics.failed.labels(self._sink.name))
+        self._metrics.note_lost(len(leased.missed), self._metrics.missed)
+        for tick_id in leased.missed:
+            log.warning("tick_missed", tick_id=tick_id, sink=self._sink.name)
         for tick_id in leased.refused:
             log.warning("tick_refused", tick_id=tick_id, sink=self._sink.name)
         for tick_id in leased.given_up:

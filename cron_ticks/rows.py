@@ -10,7 +10,7 @@ import asyncpg
 
 from cron_ticks.checks import PRIORITIES, Priority
 from cron_ticks.cron_rules import CronRule
-from cron_ticks.occurrences import MICROSECOND, IntervalRule, OneOffRule, Plan, Timetable
+from cron_ticks.occurrences import MICROSECOND, CatchUp, IntervalRule, OneOffRule, Plan, Timetable
 from cron_ticks.schedules import Delivery, Schedule, ScheduleDefinition, calendar_of, rule_of
 
 COMPARED = (
@@ -18,6 +18,14 @@ COMPARED = (
     *("sink", "delivery", "overlap", "max_attempts", "max_age", "backoff", "catch_up", "misfire_grace"),
     *("cron", "timezone", "dst_gap", "dst_fold", "owner"),
 )
+
+
+class LateTick(NamedTuple):
+    """A tick that nobody fired in time."""
+
+    id: str
+    scheduled_for: datetime
+    turn: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,9 @@ class NeedingTicks:
     needed_from: datetime | None
     planned: int  # occurrences so far
     now: datetime
+    catch_up: CatchUp
+    broken: bool = False
+    late: tuple[LateTick, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class DueTick(NamedTuple):
     attempts: int
 
 
-TickOutcome = Literal["enqueued", "overlapped", "waiting", "refused"]
+TickOutcome = Literal["enqueued", "overlapped", "waiting", "missed", "refused"]
 
 
 class FiredTick(NamedTuple):
@@ -207,7 +218,7 @@ def rule_of_row(row: asyncpg.Record) -> IntervalRule | OneOffRule | CronRule:
     return rule_of(row["anchor_at"], _microseconds(row["interval_us"]), calendar)
 
 
-def needing_ticks(cursor: asyncpg.Record, rule: asyncpg.Record) -> NeedingTicks:
+def needing_ticks(cursor: asyncpg.Record, rule: asyncpg.Record, late: Sequence[LateTick] = ()) -> NeedingTicks:
     """A schedule in the window."""
     return NeedingTicks(
         schedule_id=cursor["schedule_id"],
@@ -221,6 +232,9 @@ def needing_ticks(cursor: asyncpg.Record, rule: asyncpg.Record) -> NeedingTicks:
         needed_from=cursor["next_tick_needed_at"],
         planned=cursor["planned"],
         now=cursor["instant"],
+        catch_up=rule["catch_up"],
+        broken=cursor["broken"],
+        late=tuple(late),
     )
 
 

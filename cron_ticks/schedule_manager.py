@@ -1,5 +1,6 @@
 """ScheduleManager: makes ticks ahead of time, on every pod."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -54,17 +55,29 @@ class ScheduleManager:
             log.info("ticks_generated", ticks=ticks, schedules=schedules, lookahead=lookahead)
         return self._settings.manager_interval_seconds
 
-    async def _make_batch(self, only: str | None = None) -> Batch:
+    async def catch_up(self, sink: str) -> None:
+        """Decide about a sink's ticks that nobody fired in time, as their schedules want, before one of them fires."""
+        limit = self._settings.manager_batch_size
+        while ids := await self._repository.late_schedules(sink, limit=limit):
+            batch = await self._make_batch(ids)
+            if batch.schedules == 0:  # they are in others' hands, or gone
+                self._metrics.orphaned.inc(await self._repository.delete_orphaned_ticks_of(ids))
+            if batch.schedules == 0 or len(ids) < limit:
+                return
+
+    async def _make_batch(self, ids: Sequence[str] | None = None) -> Batch:
         """One transaction: take schedules, make their ticks, advance them. A broken one is put aside."""
         taken: list[NeedingTicks] = []
         try:
             async with self._database.transaction() as connection:
                 taken = await self._repository.find_schedules_needing_ticks(
-                    limit=self._settings.manager_batch_size, connection=connection, only=only
+                    limit=self._settings.manager_batch_size, connection=connection, ids=ids
                 )
                 plans, broken = self._plan(taken)
                 ticks = await self._repository.create_ticks(plans, connection=connection)
                 await self._repository.update_next_tick_needed(plans, connection=connection)
+                if ids is not None and taken:
+                    await self._repository.set_aside(taken, connection=connection)
         except REFUSALS as error:
             return await self._one_by_one(taken, error)
         self._note(plans, ticks)
@@ -80,7 +93,7 @@ class ScheduleManager:
         if len(taken) == 1:
             await self._mark_broken(taken[0], error)
             return Batch(finished=False)
-        batches = [await self._make_batch(needing.schedule_id) for needing in taken]
+        batches = [await self._make_batch([needing.schedule_id]) for needing in taken]
         return Batch(sum(batch.schedules for batch in batches), sum(batch.ticks for batch in batches), finished=False)
 
     def _plan(self, taken: list[NeedingTicks]) -> tuple[list[Planned], list[tuple[NeedingTicks, Exception]]]:
@@ -100,7 +113,8 @@ class ScheduleManager:
             log.error("schedule_broken", schedule_id=needing.schedule_id, error=error)
 
     def _note(self, plans: list[Planned], ticks: int) -> None:
-        self._metrics.note_generated(ticks, sum(made.plan.missed for made in plans))
-        for made in plans:
-            if made.plan.missed:
-                log.warning("occurrences_missed", schedule_id=made.needing.schedule_id, missed=made.plan.missed)
+        missed = {made.needing.schedule_id: made.plan.missed + made.plan.late_missed for made in plans}
+        self._metrics.note_generated(ticks, sum(missed.values()))
+        for schedule_id, occurrences in missed.items():
+            if occurrences:
+                log.warning("occurrences_missed", schedule_id=schedule_id, missed=occurrences)

@@ -12,7 +12,7 @@ from cron_ticks import schedule_sql, tick_sql
 from cron_ticks.database import Connection
 from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
 from cron_ticks.ids import new_schedule_id, new_tick_id
-from cron_ticks.occurrences import MICROSECOND, NOTHING, RULE_ERRORS, Plan
+from cron_ticks.occurrences import MICROSECOND, NOTHING, RULE_ERRORS, Plan, all_missed
 from cron_ticks.rows import (
     NeedingTicks,
     PendingTick,
@@ -100,7 +100,7 @@ class ScheduleRepository(TickRepository):
             definition = await self._with_zone(definition, chosen)
             timetable = definition.timetable(anchor)
             needed_from = timetable.occurrence_at_or_after(now if definition.at is None else definition.at)
-            needing = NeedingTicks(new_schedule_id(), 1, timetable, needed_from, 0, now)
+            needing = NeedingTicks(new_schedule_id(), 1, timetable, needed_from, 0, now, definition.catch_up)
             made = self.plan(needing)
             row = await self.database.fetchrow(
                 schedule_sql.CREATE_SCHEDULE,
@@ -306,17 +306,15 @@ class ScheduleRepository(TickRepository):
 
     def _overdue(self, held: Held, boundary: datetime) -> Planned:
         schedule = held.schedule
-        needing = NeedingTicks(
-            schedule.id, schedule.version, schedule.timetable, held.next_needed, held.planned, held.instant
-        )
-        if not schedule.enabled:
+        needing = _needing(schedule, held.next_needed, held.planned, held.instant)
+        if not schedule.enabled or held.next_needed is None:
             return Planned(needing, NOTHING)
         try:
             overdue = self.plan(needing, until=boundary + MICROSECOND)
+            if schedule.error is not None:  # the database may have refused them: they are missed
+                overdue = all_missed(schedule.timetable, held.next_needed, overdue)
         except RULE_ERRORS:
             return Planned(needing, NOTHING)
-        if schedule.error is not None:  # the database may have refused them: they are missed
-            overdue = replace(overdue, occurrences=(), missed=overdue.planned)
         return Planned(needing, overdue)
 
     async def _switch(
@@ -332,11 +330,11 @@ class ScheduleRepository(TickRepository):
         self, schedule: Schedule, after: datetime, planned: int, instant: datetime, connection: Connection
     ) -> None:
         """Ticks of the window for occurrences after `after`, unless the schedule is disabled."""
-        needing = NeedingTicks(schedule.id, schedule.version, schedule.timetable, after + MICROSECOND, planned, instant)
+        needing = _needing(schedule, after + MICROSECOND, planned, instant)
         try:
             made = self.plan(needing) if schedule.enabled else NOTHING
         except RULE_ERRORS:  # a manager will find out, and say so
-            made = Plan((), needing.needed_from, 0, complete=False)
+            made = Plan((), needing.needed_from, None, complete=False)
         arguments = (schedule.id, made.next_needed, planned + made.planned)
         await self.database.fetch(schedule_sql.MOVE_CURSOR, *arguments, connection=connection)
         await self.create_ticks([Planned(needing, made)], connection=connection)
@@ -376,6 +374,12 @@ class ScheduleRepository(TickRepository):
                 return False
         arguments = (schedule.id, tick.tick_id, tick.scheduled_for)
         return bool(await self.database.fetch(schedule_sql.PLACE_TICK, *arguments, connection=connection))
+
+
+def _needing(schedule: Schedule, needed_from: datetime | None, planned: int, instant: datetime) -> NeedingTicks:
+    return NeedingTicks(
+        schedule.id, schedule.version, schedule.timetable, needed_from, planned, instant, schedule.catch_up
+    )
 
 
 def _anchor_after(

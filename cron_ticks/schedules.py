@@ -23,7 +23,7 @@ from cron_ticks.cron_expressions import check_cron, parse
 from cron_ticks.cron_rules import DST_FOLDS, DST_GAPS, CronRule, DstFold, DstGap
 from cron_ticks.descriptions import describe_rule
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.occurrences import MICROSECOND, IntervalRule, OneOffRule, Timetable, jitter_offset
+from cron_ticks.occurrences import MICROSECOND, CatchUp, IntervalRule, OneOffRule, Timetable, jitter_offset
 from cron_ticks.zones import check_zone
 
 MOST_RUNS = 10**12
@@ -42,7 +42,6 @@ DELIVERIES: dict[SinkKind, tuple[Delivery, ...]] = {  # the first is the default
 }
 Overlap = Literal["allow", "skip", "queue_one"]
 OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "queue_one")
-CatchUp = Literal["skip", "latest", "all", "spread"]
 CATCH_UPS: tuple[CatchUp, ...] = ("skip", "latest", "all", "spread")
 MOST_TICK_ATTEMPTS = 1000
 LONGEST_AGE = timedelta(days=365)

@@ -3,22 +3,34 @@
 Those that look at the time take it as an argument; NULL means the database's clock, which is what the product uses.
 """
 
-# Takes schedules of this process's shard whose next occurrence falls inside the window, or one of them alone; two
-# managers never wait for each other. The shard's hash is md5's, which no server version changes. A process that hangs
-# with these locks loses its session, and they are free again.
+# Takes schedules of this process's shard whose next occurrence falls inside the window; two managers never wait for
+# each other. The shard's hash is md5's, which no server version changes. A process that hangs with these locks loses
+# its session, and they are free again.
 LOCK_CURSORS_IN_WINDOW = """
 WITH clock AS (
     SELECT coalesce($5::timestamptz, statement_timestamp()) AS instant,
         set_config('idle_in_transaction_session_timeout', $6, true)
 )
-SELECT schedule_id, next_tick_needed_at, planned, (SELECT instant FROM clock) AS instant
+SELECT schedule_id, next_tick_needed_at, planned, broken, (SELECT instant FROM clock) AS instant
 FROM {schema}.cron_schedule_cursors
 WHERE next_tick_needed_at < (SELECT instant + $1::interval FROM clock)
     AND NOT broken
     AND ($3::int = 1 OR ('x' || left(md5(schedule_id), 8))::bit(32)::bigint % $3 = $4)
-    AND ($7::text IS NULL OR schedule_id = $7)
 ORDER BY next_tick_needed_at
 LIMIT $2
+FOR UPDATE SKIP LOCKED
+"""
+
+# Takes these schedules, wherever their next occurrence is.
+LOCK_CURSORS_OF = """
+WITH clock AS (
+    SELECT coalesce($2::timestamptz, statement_timestamp()) AS instant,
+        set_config('idle_in_transaction_session_timeout', $3, true)
+)
+SELECT schedule_id, next_tick_needed_at, planned, broken, (SELECT instant FROM clock) AS instant
+FROM {schema}.cron_schedule_cursors
+WHERE schedule_id = ANY ($1::text[])
+ORDER BY schedule_id
 FOR UPDATE SKIP LOCKED
 """
 
@@ -34,25 +46,26 @@ SELECT EXISTS (
 # The rules of the schedules taken. A statement of its own, because only a snapshot made after the locks is sure to
 # show the edit that moved the cursor.
 RULES = """
-SELECT id, version, interval_us, anchor_at, cron, zone, dst_gap, dst_fold, starts_at, ends_at, max_runs
+SELECT id, version, interval_us, anchor_at, cron, zone, dst_gap, dst_fold, starts_at, ends_at, max_runs, catch_up
 FROM {schema}.cron_schedules
 WHERE id = ANY ($1::text[])
 """
 
 # One row per occurrence, whoever else makes it too: the unique key decides. Made after its jittered time but before its
 # occurrence, a tick is due at the occurrence, so that no edit fires by itself. $5 is none, or a little more where
-# another occurrence is due at the very same microsecond. What is made so late that it counts as missed ($6) is catching
-# up, and goes out behind what is due now. A time of day moves only forward, by half its jitter and as much either way.
+# another occurrence is due at the very same microsecond. What is made up though it is late ($6) is catching up: it goes
+# out behind what is due now, at its own time ($7) if it is paced. A time of day moves only forward, by half its jitter
+# and as much either way.
 CREATE_TICKS = """
 INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
-    execute_at, due_at, created_at, version, priority, sink, delivery, overlap, turn)
+    execute_at, due_at, created_at, version, priority, sink, delivery, overlap, turn, fire_before)
 SELECT made.id, schedule.id, schedule.name, schedule.workspace_id, schedule.queue_name, schedule.payload,
-    made.scheduled_for, moved.execute_at,
-    CASE WHEN moved.execute_at - $5::interval <= $4 AND made.scheduled_for > $4 THEN made.scheduled_for
-        ELSE moved.execute_at END,
+    made.scheduled_for, moved.execute_at, coalesce(made.paced_until, expected.due_at),
     $4, schedule.version, schedule.priority, schedule.sink, schedule.delivery, schedule.overlap,
-    CASE WHEN made.scheduled_for < $4 - $6::interval THEN 2 ELSE 0 END
-FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS made (id, schedule_id, scheduled_for)
+    CASE WHEN made.scheduled_for < $4 - $6::interval THEN 2 ELSE 0 END,
+    expected.due_at + schedule.misfire_grace_us * interval '1 microsecond'
+FROM unnest($1::text[], $2::text[], $3::timestamptz[], $7::timestamptz[])
+    AS made (id, schedule_id, scheduled_for, paced_until)
 JOIN {schema}.cron_schedules AS schedule ON schedule.id = made.schedule_id
 CROSS JOIN LATERAL (
     SELECT CASE WHEN made.scheduled_for = schedule.anchor_at THEN made.scheduled_for
@@ -62,6 +75,10 @@ CROSS JOIN LATERAL (
             schedule.starts_at)
         END + $5::interval AS execute_at
 ) AS moved
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN moved.execute_at - $5::interval <= $4 AND made.scheduled_for > $4 THEN made.scheduled_for
+        ELSE moved.execute_at END AS due_at
+) AS expected
 ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
 RETURNING schedule_id, scheduled_for, due_at - $4 AS due_in
 """
@@ -80,7 +97,84 @@ FROM unnest($1::text[], $2::timestamptz[], $3::bigint[]) AS made (schedule_id, n
 WHERE cursor.schedule_id = made.schedule_id
 """
 
-# Due ticks of a sink, locked: one bounded scan of the index per priority, the most urgent first. Where messages of a
+# Schedules of a sink whose ticks nobody fired in time ($2).
+LATE_SCHEDULES = """
+WITH clock AS (SELECT coalesce($4::timestamptz, statement_timestamp()) AS instant)
+SELECT DISTINCT found.schedule_id
+FROM (VALUES (0), (1), (2), (3)) AS level (priority)
+CROSS JOIN LATERAL (
+    SELECT tick.schedule_id
+    FROM {schema}.cron_ticks AS tick
+    WHERE tick.sink = $1 AND tick.turn = 0 AND tick.priority = level.priority
+        AND tick.due_at < (SELECT instant - $2::interval FROM clock)
+    ORDER BY tick.due_at
+    LIMIT $3
+) AS found
+"""
+
+# Ticks of these schedules, whose cursors are held, that nobody fired in time, and those that are made up already but
+# not fired: catch-up policies decide about all of them together. Not what somebody has begun with.
+LATE_TICKS = """
+SELECT id, schedule_id, scheduled_for, turn
+FROM {schema}.cron_ticks
+WHERE schedule_id = ANY ($1::text[]) AND execute_at < $2
+    AND (turn = 0 AND due_at < $2 OR turn = 2)
+    AND origin = 'schedule' AND attempts = 0 AND NOT waiting
+ORDER BY schedule_id, scheduled_for
+FOR UPDATE SKIP LOCKED
+"""
+
+# Late ticks that are missed end, and the ledger says so.
+MISS_TICKS = """
+WITH gone AS (
+    DELETE FROM {schema}.cron_ticks AS tick
+    USING unnest($1::text[], $2::text[]) AS given (id, reason)
+    WHERE tick.id = given.id
+    RETURNING tick.*, given.reason
+)
+INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts)
+SELECT schedule_id, scheduled_for, version, origin, 'missed', reason, $3, attempts
+FROM gone
+ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
+"""
+
+# Those that are made up go out behind what is due now, at their own time if they are paced.
+KEEP_TICKS = """
+UPDATE {schema}.cron_ticks AS tick
+SET turn = 2, due_at = coalesce(given.paced_until, tick.due_at)
+FROM unnest($1::text[], $2::timestamptz[]) AS given (id, paced_until)
+WHERE tick.id = given.id AND tick.turn = 0
+"""
+
+# What else is late is nobody's to decide about: what was begun is a retry, what waits for the end of a message and what
+# was asked for by hand is caught up with.
+SET_ASIDE = """
+WITH held AS (
+    SELECT ctid
+    FROM {schema}.cron_ticks
+    WHERE schedule_id = ANY ($1::text[]) AND turn = 0 AND due_at < $2
+        AND (attempts > 0 OR waiting OR origin <> 'schedule')
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE {schema}.cron_ticks
+SET turn = CASE WHEN attempts > 0 THEN 1 ELSE 2 END
+WHERE ctid = ANY (ARRAY(SELECT ctid FROM held))
+"""
+
+# Occurrences in a row that nobody made and that are not made up: one row, under the last of them, unless that has one.
+MISS_OCCURRENCES = """
+INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
+    missed_since, occurrences)
+SELECT given.schedule_id, given.last, given.version, 'schedule', 'missed', given.reason, $7, 0,
+    CASE WHEN given.occurrences > 1 THEN given.first END, given.occurrences
+FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::timestamptz[], $5::bigint[], $6::text[])
+    AS given (schedule_id, version, first, last, occurrences, reason)
+ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
+RETURNING schedule_id
+"""
+
+# Due ticks of a sink, locked: one bounded scan of the index per priority, the most urgent first. Of those that are due
+# now, what lies below the floor is late: it is for a catch-up policy to decide. Where messages of a
 # schedule must not overlap, one ticker at a time deals with its ticks, and the others leave them: nobody waits. There
 # are 1024 locks for all schedules together, because a server has room for some thousands.
 _DUE = """
@@ -90,7 +184,7 @@ _DUE = """
         SELECT tick.ctid
         FROM {schema}.cron_ticks AS tick
         WHERE tick.sink = $5 AND tick.turn = $6 AND tick.priority = level.priority
-            AND tick.due_at <= (SELECT due_until FROM pass)
+            AND tick.due_at <= (SELECT due_until FROM pass) AND tick.due_at >= (SELECT floor FROM pass)
             AND (tick.overlap = 'allow' OR pg_try_advisory_xact_lock(1668443247, hashtext(tick.schedule_id) & 1023))
         ORDER BY tick.due_at
         LIMIT $2
@@ -103,8 +197,8 @@ _DUE = """
 _CHOSEN = """
     SELECT tick.ctid
     FROM {schema}.cron_ticks AS tick
-    WHERE tick.id = ANY ($7::text[]) AND tick.sink = $5 AND tick.turn = $6
-        AND tick.due_at <= (SELECT due_until FROM pass)
+    WHERE tick.id = ANY ($8::text[]) AND tick.sink = $5 AND tick.turn = $6
+        AND tick.due_at <= (SELECT due_until FROM pass) AND tick.due_at >= (SELECT floor FROM pass)
         AND (tick.overlap = 'allow' OR pg_try_advisory_xact_lock(1668443247, hashtext(tick.schedule_id) & 1023))
     ORDER BY tick.due_at
     LIMIT $2
@@ -115,7 +209,7 @@ _CHOSEN = """
 _WHATEVER_RUNS = """
 entered AS (SELECT NULL::text AS id WHERE false),
 put_back AS (SELECT NULL::text AS id WHERE false),
-ended AS (SELECT *, 'enqueued' AS outcome FROM taken),
+ended AS (SELECT *, CASE WHEN too_late THEN 'missed' ELSE 'enqueued' END AS outcome FROM taken),
 """
 
 # Where they may not, the sink's unique key over unfinished messages decides who enters. Of the others, one per schedule
@@ -124,7 +218,7 @@ ended AS (SELECT *, 'enqueued' AS outcome FROM taken),
 _UNLESS_UNFINISHED = """
 limited AS (
     SELECT * FROM taken
-    WHERE overlap <> 'allow' AND NOT EXISTS (
+    WHERE overlap <> 'allow' AND NOT too_late AND NOT EXISTS (
         SELECT FROM {schema}.cron_runs AS run
         WHERE run.schedule_id = taken.schedule_id AND run.scheduled_for = taken.scheduled_for)
 ),
@@ -134,11 +228,11 @@ entered AS (
 put_back AS (
     INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
         execute_at, due_at, created_at, version, origin, priority, attempts, sink, delivery, overlap, turn, recovery,
-        waiting, error)
+        waiting, error, fire_before)
     SELECT id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
         execute_at, pass.instant + greatest(interval '5 seconds', least(interval '1 minute',
             (pass.instant - execute_at) / 10)), created_at, version, origin, priority, attempts, sink,
-        delivery, overlap, turn, recovery, true, error
+        delivery, overlap, turn, recovery, true, error, fire_before
     FROM limited, pass
     WHERE overlap = 'queue_one' AND message_id NOT IN (SELECT id FROM entered)
     ORDER BY schedule_id, scheduled_for
@@ -147,8 +241,9 @@ put_back AS (
 ),
 ended AS (
     SELECT *,
-        CASE WHEN overlap = 'allow' OR message_id IN (SELECT id FROM entered) THEN 'enqueued' ELSE 'overlapped' END
-            AS outcome
+        CASE WHEN too_late THEN 'missed'
+            WHEN overlap = 'allow' OR message_id IN (SELECT id FROM entered) THEN 'enqueued'
+            ELSE 'overlapped' END AS outcome
     FROM taken
     WHERE id NOT IN (SELECT id FROM put_back)
 ),
@@ -161,20 +256,27 @@ ended AS (
 # A sink that swallows a message (a trigger of the user's can) is found out, and nothing of the batch happens.
 _FIRE = """
 WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
-pass AS (SELECT $1::text AS ticker_id, instant, coalesce($4::timestamptz, instant) AS due_until FROM clock),
+pass AS (
+    SELECT $1::text AS ticker_id, instant, coalesce($4::timestamptz, instant) AS due_until,
+        CASE WHEN $6 = 0 THEN instant - $7::interval ELSE '-infinity' END AS floor
+    FROM clock
+),
 due AS ({due}),
 taken AS (
     DELETE FROM {schema}.cron_ticks
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM due))
     RETURNING *, 'msg_' || substr(id, 6) AS message_id,
-        (SELECT instant FROM clock) - CASE WHEN attempts = 0 AND NOT waiting THEN due_at ELSE execute_at END AS lateness
+        (SELECT instant FROM clock) - CASE WHEN origin = 'backfill' OR turn = 0 AND attempts = 0 AND NOT waiting
+            THEN due_at ELSE execute_at END AS lateness,
+        (attempts = 0 AND fire_before < (SELECT instant FROM clock)) IS TRUE AS too_late
 ),
 {overlap}
 runs AS (
     INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, message_id, ended_at,
         lateness, attempts, ticker_id, recovered)
     SELECT schedule_id, scheduled_for, version, origin, outcome,
-        CASE WHEN outcome = 'overlapped' THEN 'the message before it is unfinished' END,
+        CASE outcome WHEN 'overlapped' THEN 'the message before it is unfinished'
+            WHEN 'missed' THEN 'later than its misfire_grace' END,
         CASE WHEN outcome = 'enqueued' THEN message_id END, instant,
         CASE WHEN outcome = 'enqueued' THEN lateness END, attempts + 1, ticker_id, recovery
     FROM ended, pass
@@ -191,7 +293,8 @@ sent AS (
     {insert_from_fired}
 )
 SELECT judged.id, schedule_id, schedule_name, queue_name, workspace_id, scheduled_for, origin, lateness,
-    CASE WHEN passed THEN 'enqueued' WHEN put_back THEN 'waiting' WHEN {limited} THEN 'overlapped' ELSE 'refused' END,
+    CASE WHEN passed THEN 'enqueued' WHEN too_late THEN 'missed' WHEN put_back THEN 'waiting'
+        WHEN {limited} THEN 'overlapped' ELSE 'refused' END,
     due_until
 FROM judged, pass
 WHERE CASE
@@ -220,6 +323,7 @@ CROSS JOIN LATERAL (
     SELECT tick.id, tick.attempts
     FROM {schema}.cron_ticks AS tick
     WHERE tick.sink = $1 AND tick.turn = $2 AND tick.priority = level.priority AND tick.due_at <= $3
+        AND tick.due_at >= CASE WHEN $2 = 0 THEN $3 - $5::interval ELSE '-infinity' END
     ORDER BY tick.due_at
     LIMIT $4
 ) AS found
@@ -270,6 +374,13 @@ WITH orphaned AS (
     FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {schema}.cron_ticks AS tick USING orphaned WHERE tick.id = orphaned.id
+RETURNING 1
+"""
+
+DELETE_ORPHANED_TICKS_OF = """
+DELETE FROM {schema}.cron_ticks
+WHERE schedule_id = ANY ($1::text[])
+    AND NOT EXISTS (SELECT FROM {schema}.cron_schedules WHERE id = cron_ticks.schedule_id)
 RETURNING 1
 """
 

@@ -15,6 +15,7 @@ from cron_ticks.loops import Pause
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import FiredTick
+from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink, Sinks
@@ -78,6 +79,7 @@ class Bench:
             self.settings,
             ticker_id=ticker_id,
             pause=Pause(),
+            catch_up=ScheduleManager(self.cron.database, self.cron, self.settings).catch_up,
             on_fired=on_fired,
             metrics=self.metrics,
         )

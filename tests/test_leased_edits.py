@@ -12,6 +12,7 @@ from cron_ticks.database import Database
 from cron_ticks.loops import Pause
 from cron_ticks.publishing import Publisher
 from cron_ticks.repository import CronRepository
+from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import Schedule, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import OutsideSink
@@ -106,7 +107,10 @@ async def test_an_edit_in_an_open_transaction_holds_up_its_own_schedule_alone(
     pause = Pause()
     async with anyio.create_task_group() as tasks:
         sink = OutsideSink("hooks", publish, 100, 1)
-        publisher = Publisher(repository, sink, settings, ticker_id="ticker_me", tasks=tasks, pause=pause)
+        catch_up = ScheduleManager(database, repository, settings).catch_up
+        publisher = Publisher(
+            repository, sink, settings, ticker_id="ticker_me", tasks=tasks, pause=pause, catch_up=catch_up
+        )
         await publisher.run_once()
         with anyio.fail_after(30):
             await called.wait()
@@ -141,7 +145,10 @@ async def test_what_may_be_sent_once_waits_for_a_lock_on_its_row(
 
     async with anyio.create_task_group() as tasks:
         sink = OutsideSink("hooks", publish, 100, 1)
-        publisher = Publisher(repository, sink, settings, ticker_id="ticker_me", tasks=tasks, pause=Pause())
+        catch_up = ScheduleManager(database, repository, settings).catch_up
+        publisher = Publisher(
+            repository, sink, settings, ticker_id="ticker_me", tasks=tasks, pause=Pause(), catch_up=catch_up
+        )
         repository.renew_leases = renewing  # type: ignore[method-assign]
         await publisher.run_once()
         async with connection.transaction():

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cron_ticks.occurrences import MICROSECOND, RULE_ERRORS, IntervalRule, OneOffRule, Plan, Timetable, plan
+from cron_ticks.occurrences import (
+    MICROSECOND,
+    RULE_ERRORS,
+    CatchUp,
+    IntervalRule,
+    MakingUp,
+    OneOffRule,
+    Plan,
+    Timetable,
+    paced,
+    plan,
+)
+from cron_ticks.schedules import CATCH_UPS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MOST_STEPS = 400  # that the plain enumeration goes through; no window reaches further
@@ -280,6 +292,9 @@ def test_passes_plan_exactly_what_the_bounds_allow(timetable: Timetable, data: s
     missed_after = data.draw(st.integers(1, 20)) * rule.interval / 3
     pauses = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
     most = data.draw(st.none() | st.integers(1, 5))
+    policy = data.draw(st.sampled_from(CATCH_UPS))
+    making_up = MakingUp(policy, data.draw(st.integers(1, 8)), data.draw(st.integers(1, 200)) * rule.interval / 3)
+    room = {"skip": 0, "latest": 1}.get(policy, making_up.most)
     waiting = enumerated(timetable, begin, rule.anchor + 300 * rule.interval)[: timetable.max_runs]
     needed_from = timetable.occurrence_at_or_after(begin)
     now, dealt = begin, 0
@@ -288,8 +303,10 @@ def test_passes_plan_exactly_what_the_bounds_allow(timetable: Timetable, data: s
         in_window = [occurrence for occurrence in waiting if occurrence < now + lookahead]
         late = [occurrence for occurrence in in_window if now - occurrence > missed_after]
         waiting = waiting[len(in_window) :]
+        young = [occurrence for occurrence in late if occurrence >= now - making_up.max_age]
+        not_made_up = late[: len(late) - min(room, len(young))]
         found: list[datetime] = []
-        missed = 0
+        missed: list[datetime] = []
         while True:
             made = plan(
                 timetable,
@@ -298,15 +315,80 @@ def test_passes_plan_exactly_what_the_bounds_allow(timetable: Timetable, data: s
                 now=now,
                 lookahead=lookahead,
                 missed_after=missed_after,
+                making_up=making_up,
                 most=most,
             )
             assert most is None or len(made.occurrences) <= most
             needed_from, dealt = made.next_needed, dealt + made.planned
             found += made.occurrences
-            missed += made.missed
+            if made.stretch is not None:
+                stretched = [moment for moment in in_window if made.stretch.first <= moment <= made.stretch.last]
+                assert (stretched[0], stretched[-1]) == (made.stretch.first, made.stretch.last)
+                assert len(stretched) == made.missed
+                missed += stretched
             if made.complete:
                 break
-        assert found == in_window[max(0, len(late) - 1) :]
-        assert missed == max(0, len(late) - 1)
+        assert found == in_window[len(not_made_up) :]
+        assert missed == not_made_up
         assert needed_from == (waiting[0] if waiting else None)
         assert timetable.max_runs is None or dealt <= timetable.max_runs
+
+
+@given(
+    st.sampled_from(CATCH_UPS),
+    st.integers(1, 8),
+    st.integers(1, 100),
+    st.lists(st.integers(70, 400), unique=True).map(sorted),
+    st.integers(0, 70),
+)
+def test_late_ticks_and_occurrences_without_one_are_decided_together(
+    policy: CatchUp, most: int, age: int, late_steps: list[int], unmade: int
+) -> None:
+    """Ticks that were made before an outage and occurrences in it: so much is made up of both, the latest first."""
+    now = START + seconds(1000)
+    making_up = MakingUp(policy, most, seconds(age))
+    late = [now - seconds(step) for step in reversed(late_steps)]
+    cursor = now - seconds(70 - unmade if unmade else 0)  # after all of them
+    made = plan(
+        Timetable(IntervalRule(START, seconds(1))),
+        needed_from=cursor,
+        planned=0,
+        now=now,
+        lookahead=seconds(0),
+        missed_after=seconds(10),
+        making_up=making_up,
+        late=late,
+    )
+    overdue = [*late, *(cursor + seconds(k) for k in range(200) if cursor + seconds(k) < now - seconds(10))]
+    room = {"skip": 0, "latest": 1}.get(policy, most)
+    young = [moment for moment in overdue if moment >= now - seconds(age)]
+    kept = young[len(young) - min(room, len(young)) :]
+    assert late[made.late_missed :] == [moment for moment in late if moment in kept]
+    assert [moment for moment in made.occurrences if moment < now - seconds(10)] == [
+        moment for moment in kept if moment not in late
+    ]
+    assert made.missed == len(overdue) - len(late) - len([moment for moment in kept if moment not in late])
+
+
+def test_without_a_rule_to_follow_late_ticks_are_decided_all_the_same() -> None:
+    late = [START + seconds(step) for step in (1, 2, 3)]
+    made = plan(
+        Timetable(OneOffRule(START)),
+        needed_from=None,
+        planned=1,
+        now=START + seconds(100),
+        lookahead=seconds(60),
+        missed_after=seconds(60),
+        late=late,
+    )
+    assert made.late_missed == 2
+
+
+@given(st.integers(1, 50), st.integers(1, 1000))
+def test_pacing_gives_each_occurrence_its_own_part_of_the_time(count: int, span: int) -> None:
+    moments = [START + seconds(k) for k in range(count)]
+    due = paced("cron_x", moments, now=START, span=seconds(span))
+    part = seconds(span) / count
+    assert all(START + k * part - MICROSECOND <= due[k] <= START + (k + 1) * part + MICROSECOND for k in range(count))
+    assert due == paced("cron_x", moments, now=START, span=seconds(span))
+    assert paced("cron_x", [], now=START, span=seconds(span)) == []

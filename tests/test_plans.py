@@ -54,6 +54,8 @@ LIMITS = (3, timedelta(days=1))
 NO = [False] * BATCH
 SENDING = ("queue", "exactly_once", "allow", None, None, None)
 CALENDAR = (None, None, None, None, None, None)
+LEDGER = ("latest", None)
+MINUTE = timedelta(minutes=1)
 TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -61,33 +63,41 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "CURSOR_IN_WINDOW": (tick_sql.CURSOR_IN_WINDOW, (timedelta(seconds=0), 1, 0, NOW)),
     "LOCK_CURSORS_IN_WINDOW": (
         tick_sql.LOCK_CURSORS_IN_WINDOW,
-        (timedelta(seconds=0), BATCH, 1, 0, NOW, "10s", None),
+        (timedelta(seconds=0), BATCH, 1, 0, NOW, "10s"),
     ),
-    "LOCK_CURSORS_IN_WINDOW of one": (
-        tick_sql.LOCK_CURSORS_IN_WINDOW,
-        (timedelta(seconds=0), BATCH, 1, 0, NOW, "10s", "cron_7"),
-    ),
+    "LOCK_CURSORS_OF": (tick_sql.LOCK_CURSORS_OF, (MANY, NOW, "10s")),
     "RULES": (tick_sql.RULES, (MANY,)),
     "CREATE_TICKS": (
         tick_sql.CREATE_TICKS,
-        ([f"tick_new_{number}" for number in range(BATCH)], MANY, LATER, NOW, timedelta(0), timedelta(seconds=60)),
+        ([f"tick_new_{number}" for number in range(BATCH)], MANY, LATER, NOW, timedelta(0), MINUTE, [None] * BATCH),
     ),
     "FIND_TICKS": (tick_sql.FIND_TICKS, (MANY, LATER)),
     "UPDATE_NEXT_TICK_NEEDED": (tick_sql.UPDATE_NEXT_TICK_NEEDED, (MANY, LATER, [1] * BATCH)),
     # firing
-    "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0)),
-    "FIRE_DUE_TICKS, limited": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 2)),
+    "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE)),
+    "FIRE_DUE_TICKS, limited": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE)),
     "FIRE_DUE_TICKS, chosen": (
         firing_statement(QUEUE_SINK, chosen=True),
-        ("ticker_x", BATCH, NOW, NOW, "queue", 0, TICKS),
+        ("ticker_x", BATCH, NOW, NOW, "queue", 0, MINUTE, TICKS),
     ),
-    "FIND_DUE_TICKS": (tick_sql.FIND_DUE_TICKS, ("queue", 0, NOW, BATCH)),
+    "FIND_DUE_TICKS": (tick_sql.FIND_DUE_TICKS, ("queue", 0, NOW, BATCH, MINUTE)),
     "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW, "queue")),
     "RELEASE_WAITING": (tick_sql.RELEASE_WAITING, (MANY, NOW, "a_channel", "a notice")),
+    # deciding about what is late
+    "LATE_SCHEDULES": (tick_sql.LATE_SCHEDULES, ("queue", MINUTE, BATCH, NOW)),
+    "LATE_TICKS": (tick_sql.LATE_TICKS, (MANY, NOW)),
+    "MISS_TICKS": (tick_sql.MISS_TICKS, (TICKS, ["a test"] * BATCH, NOW)),
+    "KEEP_TICKS": (tick_sql.KEEP_TICKS, (TICKS, [None] * BATCH)),
+    "SET_ASIDE": (tick_sql.SET_ASIDE, (MANY, NOW)),
+    "MISS_OCCURRENCES": (
+        tick_sql.MISS_OCCURRENCES,
+        (MANY, [1] * BATCH, [NOW - MINUTE] * BATCH, [NOW] * BATCH, [2] * BATCH, ["a test"] * BATCH, NOW),
+    ),
+    "DELETE_ORPHANED_TICKS_OF": (tick_sql.DELETE_ORPHANED_TICKS_OF, (MANY,)),
     # leasing
     "LEASE_DUE_TICKS": (
         lease_sql.LEASE_DUE_TICKS,
-        ("ticker_x", BATCH, NOW, timedelta(seconds=10), "queue", *LIMITS, 2),
+        ("ticker_x", BATCH, NOW, timedelta(seconds=10), "queue", *LIMITS, 2, MINUTE),
     ),
     "RENEW_LEASES": (lease_sql.RENEW_LEASES, ("ticker_x", TICKS, NOW, timedelta(seconds=10), False)),
     "RELEASE_LEASES": (lease_sql.RELEASE_LEASES, ("ticker_x", TICKS, NOW)),
@@ -108,7 +118,25 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "DELETE_FUTURE_TICKS": (schedule_sql.DELETE_FUTURE_TICKS, ("cron_777", NOW)),
     "EDIT_SCHEDULE": (
         schedule_sql.EDIT_SCHEDULE,
-        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, *CALENDAR, NOW, NOW, 0),
+        (
+            "cron_777",
+            "queue",
+            "{}",
+            1_000_000,
+            NOW,
+            0,
+            None,
+            2,
+            None,
+            None,
+            None,
+            *SENDING,
+            *CALENDAR,
+            *LEDGER,
+            NOW,
+            NOW,
+            0,
+        ),
     ),
     "SHARE_ZONE_OF": (schedule_sql.SHARE_ZONE_OF, ("cron_778",)),
     "GET_ZONE": (schedule_sql.GET_ZONE, ("ws_778",)),
@@ -127,7 +155,14 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
 OF_A_BATCH = {
     "IN_OTHER_ZONE",  # a workspace has a thousandth of all schedules here
     "LOCK_CURSORS_IN_WINDOW",
-    "LOCK_CURSORS_IN_WINDOW of one",  # found among those in the window
+    "LOCK_CURSORS_OF",
+    "LATE_SCHEDULES",
+    "LATE_TICKS",
+    "MISS_TICKS",
+    "KEEP_TICKS",
+    "SET_ASIDE",
+    "MISS_OCCURRENCES",
+    "DELETE_ORPHANED_TICKS_OF",
     "RULES",
     "CREATE_TICKS",
     "FIND_TICKS",

@@ -23,6 +23,7 @@ from cron_ticks.metrics import Metrics
 from cron_ticks.publishing import Publisher
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import LeasedTick
+from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import OutsideSink, RejectTick, UnknownOutcome
@@ -94,6 +95,7 @@ async def publishing_to(
             ticker_id=ticker_id,
             tasks=tasks,
             pause=pause,
+            catch_up=ScheduleManager(database, cron, settings).catch_up,
             metrics=metrics,
         )
         yield Bench(publisher, pause, tasks, metrics, cron, calls)

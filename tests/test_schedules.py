@@ -592,7 +592,7 @@ async def test_a_changed_payload_or_queue_is_an_edit(repository: CronRepository)
 
 async def test_deleting_removes_pending_ticks(repository: CronRepository, connection: Any) -> None:
     saved = await save(repository, now=START)
-    await repository.delete_schedule(saved.schedule.id)
+    await repository.delete_schedule(saved.schedule.id, now=START + timedelta(seconds=5))
     for table in ("cron_schedules", "cron_schedule_cursors", "cron_ticks"):
         assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0
     runs = await connection.fetch("SELECT DISTINCT outcome, reason FROM cron_runs")

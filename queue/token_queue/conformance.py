@@ -26,6 +26,7 @@ from cron_ticks.tick_repository import firing_statement
 from token_queue.sink_bench import (
     ATTEMPTS,
     GRACE_SECONDS,
+    LATER,
     SIZE,
     UNSEEN,
     Bench,
@@ -71,6 +72,7 @@ async def check_sink(dsn: str, subject: Subject, *, schema: str | None = None) -
     if not subject.payloads:
         raise InvalidInputError("payloads", "must have at least one that the sink accepts")
     settings = Settings.load(
+        missed_after_seconds=LATER.total_seconds(),  # no tick of a check is missed
         dsn=dsn,
         database_schema=f"conformance_{secrets.token_hex(4)}" if schema is None else schema,
         lookahead_seconds=SIZE,
@@ -198,7 +200,7 @@ async def _rolled_back(bench: Bench) -> None:
     """What was rolled back has not arrived, and arrives later."""
     sink, database = _same_database(bench), bench.cron.database
     ticks = await bench.make()
-    arguments = (new_ticker_id(), len(ticks), None, None, sink.name, DUE_NOW)
+    arguments = (new_ticker_id(), len(ticks), None, None, sink.name, DUE_NOW, LATER)
     with suppress(_RollBack):
         async with database.transaction() as connection:
             await database.fetch(firing_statement(sink), *arguments, connection=connection)

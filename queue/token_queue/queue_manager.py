@@ -25,11 +25,11 @@ from cron_ticks.errors import CronTicksError, InvalidInputError, MigrationError
 from cron_ticks.logs import configure_logs_unless_done
 from cron_ticks.loops import ServiceHealth
 from cron_ticks.migrator import migrate, pending_migrations
+from cron_ticks.occurrences import CatchUp
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import (
     OWN_QUEUE,
-    CatchUp,
     Delivery,
     Jitter,
     Overlap,

@@ -20,6 +20,7 @@ from cron_ticks.loops import Pause
 from cron_ticks.publishing import Publisher
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import LeasedTick
+from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import Delivery, SinkKind, define_schedule
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import DEFAULT_BATCH, DEFAULT_CALLS, OutsideSink, Publish, SameDatabaseSink, Sinks
@@ -226,14 +227,25 @@ class Bench:
 
     async def pass_once(self, pods: int = 1) -> None:
         """One pass of so many workers at once, up to the end of all that they began."""
+        catch_up = ScheduleManager(self.cron.database, self.cron, self._settings).catch_up
         async with anyio.create_task_group() as tasks:
             for _ in range(pods):
                 ticker_id, pause, sink = new_ticker_id(), Pause(), self.sink
                 sender: TickFirer | Publisher
                 if isinstance(sink, OutsideSink):
-                    sender = Publisher(self.cron, sink, self._settings, ticker_id=ticker_id, tasks=tasks, pause=pause)
+                    sender = Publisher(
+                        self.cron,
+                        sink,
+                        self._settings,
+                        ticker_id=ticker_id,
+                        tasks=tasks,
+                        pause=pause,
+                        catch_up=catch_up,
+                    )
                 else:
-                    sender = TickFirer(self.cron, sink, self._settings, ticker_id=ticker_id, pause=pause)
+                    sender = TickFirer(
+                        self.cron, sink, self._settings, ticker_id=ticker_id, pause=pause, catch_up=catch_up
+                    )
                 tasks.start_soon(sender.run_once)
 
     async def drain(self, pods: int = 1, *, retries: bool = True) -> None:

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import PASSING_ERRORS, Database
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer
-from cron_ticks.firing import TickFirer
+from cron_ticks.firing import CatchUpWith, TickFirer
 from cron_ticks.ids import new_ticker_id
 from cron_ticks.ledger import LedgerKeeper
 from cron_ticks.listener import TICKS_NOTICE, Listener
@@ -126,7 +126,8 @@ class Worker:
                 pause=ticker_pause,
                 hears=hears,
             )
-            senders = self._start_senders(work, tasks, sinks, ticker, hears)
+            manager = ScheduleManager(self._database, self._cron, settings, self._metrics)
+            senders = self._start_senders(work, tasks, sinks, ticker, hears=hears, catch_up=manager.catch_up)
 
             def notice(text: str) -> None:
                 if text != TICKS_NOTICE:
@@ -142,7 +143,7 @@ class Worker:
             listener = Listener(self._database, self.ticker_id, on_notice=notice, on_change=look_again)
             support.start(TokenRenewal(self._hand, lanes, self._queue, settings))
             support.start(listener)
-            work.start(ScheduleManager(self._database, self._cron, settings, self._metrics))
+            work.start(manager)
             work.start(ticker, ticker_pause)
             work.start(CleanupWorker(self._cron, settings, self._metrics))
             work.start(LedgerKeeper(self._cron))
@@ -163,7 +164,9 @@ class Worker:
         tasks: TaskGroup,
         sinks: Sequence[SameDatabaseSink],
         ticker: MessageTicker,
+        *,
         hears: Callable[[], bool],
+        catch_up: CatchUpWith,
     ) -> list[TickFirer | Publisher]:
         """One for each sink, so that none waits for another."""
         senders: list[TickFirer | Publisher] = []
@@ -176,6 +179,7 @@ class Worker:
                 self._settings,
                 ticker_id=self.ticker_id,
                 pause=pause,
+                catch_up=catch_up,
                 hears=hears,
                 on_fired=on_fired,
                 metrics=self._metrics,
@@ -191,6 +195,7 @@ class Worker:
                 ticker_id=self.ticker_id,
                 tasks=tasks,
                 pause=pause,
+                catch_up=catch_up,
                 hears=hears,
                 metrics=self._metrics,
             )

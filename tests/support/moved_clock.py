@@ -1,5 +1,6 @@
 """The engine under a clock of the test's own: its passes happen when the test says."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,11 +26,19 @@ class ClockedRepository(CronRepository):
         return await super().any_schedule_needs_ticks(now=now or self.instant)
 
     async def find_schedules_needing_ticks(
-        self, *, limit: int, connection: Connection, only: str | None = None, now: datetime | None = None
+        self,
+        *,
+        limit: int,
+        connection: Connection,
+        ids: Sequence[str] | None = None,
+        now: datetime | None = None,
     ) -> list[NeedingTicks]:
         return await super().find_schedules_needing_ticks(
-            limit=limit, connection=connection, only=only, now=now or self.instant
+            limit=limit, connection=connection, ids=ids, now=now or self.instant
         )
+
+    async def late_schedules(self, sink: str, *, limit: int, now: datetime | None = None) -> list[str]:
+        return await super().late_schedules(sink, limit=limit, now=now or self.instant)
 
     async def mark_broken(self, needing: NeedingTicks, error: str, *, now: datetime | None = None) -> bool:
         return await super().mark_broken(needing, error, now=now or self.instant)
@@ -70,6 +79,7 @@ class Engine:
 
     async def fire(self) -> list[FiredTick]:
         """Fire what is due now, caught up or not."""
+        await self.manager.catch_up(QUEUE_SINK.name)
         fired: list[FiredTick] = []
         for turn in (0, 1, 2):
             while batch := await self.repository.fire_due_ticks(

@@ -12,6 +12,7 @@ from cron_ticks.firing import TickFirer
 from cron_ticks.loops import Pause
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
+from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import Settings
 from token_queue.hand import Hand
 from token_queue.handlers import Handlers
@@ -100,6 +101,7 @@ async def rig(
                 settings,
                 ticker_id=worker_id,
                 pause=firer_pause,
+                catch_up=ScheduleManager(database, cron, settings).catch_up,
                 hears=lambda: hears,
                 on_fired=ticker.note_fired,
                 metrics=metrics,

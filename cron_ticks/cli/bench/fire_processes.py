@@ -12,6 +12,7 @@ loop around one call, and one wait for the socket per batch.
 import asyncio
 import json
 import sys
+from datetime import timedelta
 
 from cron_ticks.cli.bench.contenders import connected
 from cron_ticks.cli.bench.contract import run, stdin_lines
@@ -19,11 +20,13 @@ from cron_ticks.database import in_schema
 from cron_ticks.firing import DUE_NOW
 from cron_ticks.ids import new_ticker_id
 from cron_ticks.listener import TICKS_NOTICE
+from cron_ticks.settings import Settings
 from cron_ticks.tick_repository import firing_statement
 from token_queue import QueueManager
 from token_queue.queue_repository import QUEUE_SINK
 
 SCHEMA = "public"
+MISSED_AFTER = timedelta(seconds=Settings.model_fields["missed_after_seconds"].default)
 CHANNEL = f"cron_ticks.{SCHEMA}"
 
 ANY_LEFT = "SELECT EXISTS (SELECT FROM cron_ticks)"
@@ -48,7 +51,7 @@ async def fire_bare(dsn: str, batch: int, statements: int) -> None:
         text = in_schema(firing_statement(QUEUE_SINK), SCHEMA)
         statement = await connection.prepare(text)
         await connection.execute("SELECT")  # ends the transaction that a prepare leaves open, with its locks
-        arguments = [(new_ticker_id(), batch, None, None, QUEUE_SINK.name, DUE_NOW)]
+        arguments = [(new_ticker_id(), batch, None, None, QUEUE_SINK.name, DUE_NOW, MISSED_AFTER)]
         told = asyncio.Event()
 
         def note(*notice: object) -> None:
