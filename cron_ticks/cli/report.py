@@ -72,7 +72,8 @@ WHERE NOT EXISTS (
         WHERE tick.schedule_id = expected.schedule_id AND tick.scheduled_for = expected.occurrence)
     AND NOT EXISTS (
         SELECT FROM {schema}.cron_runs AS run
-        WHERE run.schedule_id = expected.schedule_id AND run.scheduled_for = expected.occurrence)
+        WHERE run.schedule_id = expected.schedule_id AND run.scheduled_for >= expected.occurrence
+            AND coalesce(run.missed_since, run.scheduled_for) <= expected.occurrence)
 GROUP BY schedule_id
 """
 
