@@ -51,9 +51,9 @@ async def test_what_is_made_missed_fired_refused_and_cleaned_up_is_counted(
     await repository.trigger(saved.schedule.id)
     await connection.execute(
         """INSERT INTO cron_ticks (id, schedule_id, schedule_name, queue_name, payload, scheduled_for, execute_at,
-            due_at, created_at)
+            due_at, created_at, turn)
         SELECT 'tick_again' || id, schedule_id, schedule_name, queue_name, payload, scheduled_for,
-            execute_at + interval '1 microsecond', due_at, created_at
+            execute_at + interval '1 microsecond', due_at, created_at, turn
         FROM cron_ticks WHERE due_at <= statement_timestamp() AND origin = 'schedule'"""
     )
     async with rig(database, handling(handle), metrics=metrics) as worker:

@@ -35,8 +35,9 @@ import cron_ticks.schedule_repository
 from cron_ticks.checks import PRIORITIES, Priority
 from cron_ticks.database import Connection, Database, open_database
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.firing import CATCHING_UP, DUE_NOW
+from cron_ticks.firing import CATCHING_UP, DUE_NOW, RETRY
 from cron_ticks.ids import new_tick_id
+from cron_ticks.occurrences import CatchUp
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import FiredTick, Planned
 from cron_ticks.schedule_repository import Saved
@@ -48,7 +49,11 @@ START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 LOOKAHEAD = timedelta(seconds=20)
 MISSED_AFTER = timedelta(seconds=15)
+MOST_MADE_UP = 4
+OLDEST_MADE_UP = timedelta(seconds=60)
 SETTINGS = Settings.load(
+    catch_up_max_count=MOST_MADE_UP,
+    catch_up_max_age_seconds=OLDEST_MADE_UP.total_seconds(),
     lookahead_seconds=LOOKAHEAD.total_seconds(),
     missed_after_seconds=MISSED_AFTER.total_seconds(),
     manager_interval_seconds=5,
@@ -88,6 +93,7 @@ class Terms:
     ends_at: datetime | None = None
     max_runs: int | None = None
     priority: Priority = "normal"
+    catch_up: CatchUp = "latest"
     payload: int = 0
 
     @property
@@ -133,6 +139,12 @@ class Tick:
     payload: int
     priority: Priority
     version: int
+    turn: int = 0
+
+    def is_late(self, now: datetime) -> bool:
+        """Whether somebody must decide before it is fired, or has decided that it is made up."""
+        floor = now - MISSED_AFTER
+        return self.execute_at < floor and (self.turn == CATCHING_UP or self.due_at < floor)
 
 
 @dataclass
@@ -184,21 +196,55 @@ class Life:
         while any(other.execute_at == execute_at for other in (*self.pending.values(), *self.triggers.values())):
             execute_at += MICROSECOND
         due_at = occurrence if too_late else execute_at
-        return Tick(execute_at, due_at, terms.payload, terms.priority, len(self.versions))
+        turn = CATCHING_UP if now - occurrence > MISSED_AFTER else DUE_NOW
+        return Tick(execute_at, due_at, terms.payload, terms.priority, len(self.versions), turn)
 
-    def make(self, now: datetime, until: datetime) -> int:
-        """Ticks for all up to then, but of those that are too late only for the latest; how many are missed."""
+    def made_up(self, late: list[datetime], now: datetime) -> set[datetime]:
+        """What the policy wants of these, the latest first."""
+        room = {"skip": 0, "latest": 1}.get(self.terms.catch_up, MOST_MADE_UP)
+        young = [moment for moment in sorted(late) if moment >= now - OLDEST_MADE_UP]
+        return set(young[len(young) - min(room, len(young)) :])
+
+    def make(self, now: datetime, until: datetime, late_ticks: list[datetime] | None = None) -> int:
+        """Ticks for all up to then, but of those that are too late what is made up; how many of these are missed.
+
+        Late ticks that are there are decided about together with them.
+        """
         wanted = [occurrence for occurrence in self.current.occurrences(until) if occurrence >= self.reached]
         late = [occurrence for occurrence in wanted if now - occurrence > MISSED_AFTER]
-        self.missed |= set(late[:-1])
+        ticks = late_ticks or []
+        kept = self.made_up([*ticks, *late], now)
+        for moment in ticks:
+            tick = self.pending.pop(moment)
+            if moment in kept:
+                self.pending[moment] = replace(tick, turn=CATCHING_UP)
+        missed = set(late) - kept
+        self.missed |= missed | (set(ticks) - kept)
         for occurrence in wanted:
-            if occurrence not in self.missed:
+            if occurrence not in missed:
                 self.pending[occurrence] = self.tick(occurrence, now)
         self.reached = max(self.reached, until + MICROSECOND)
-        return len(late[:-1])
+        return len(missed)
+
+    def late_ticks(self, now: datetime) -> list[datetime]:
+        return [moment for moment, tick in self.pending.items() if tick.is_late(now)]
 
     def make_window(self, now: datetime) -> int:
-        return self.make(now, now + LOOKAHEAD - MICROSECOND)
+        """A manager's pass. One that is behind with making decides about late ticks too."""
+        end = now + LOOKAHEAD - MICROSECOND
+        unmade = [moment for moment in self.current.occurrences(now) if moment >= self.reached]
+        behind = any(now - moment > MISSED_AFTER for moment in unmade)
+        return self.make(now, end, self.late_ticks(now) if behind else None)
+
+    def catch_up(self, now: datetime) -> None:
+        """What a ticker does that finds late ticks, before it fires anything."""
+        floor = now - MISSED_AFTER
+        waiting = (*self.pending.values(), *self.triggers.values())
+        if any(tick.turn == DUE_NOW and tick.due_at < floor for tick in waiting):
+            self.make(now, now + LOOKAHEAD - MICROSECOND, self.late_ticks(now))
+            for moment, tick in self.triggers.items():
+                if tick.due_at < floor:
+                    self.triggers[moment] = replace(tick, turn=CATCHING_UP)
 
     def fire(self, now: datetime) -> None:
         for waiting, done in ((self.pending, self.fired), (self.triggers, self.fired_triggers)):
@@ -258,11 +304,13 @@ class Life:
     def fates(self) -> dict[str, dict[datetime, tuple[str, datetime | None]]]:
         """What the ledger should say, by origin."""
         ends = ((self.fired, self.dropped), (self.fired_triggers, self.dropped_triggers))
-        return {
+        found: dict[str, dict[datetime, tuple[str, datetime | None]]] = {
             origin: {moment: ("enqueued", when) for moment, (_, when) in fired.items()}
             | dict.fromkeys(dropped, ("disabled", None))
             for origin, (fired, dropped) in zip(("schedule", "trigger"), ends, strict=True)
         }
+        found["schedule"] |= dict.fromkeys(self.missed, ("missed", None))
+        return found
 
 
 def offset(schedule_id: str, occurrence: datetime, amplitude: timedelta) -> timedelta:
@@ -331,6 +379,22 @@ class World:
             missed.update({made.needing.schedule_id: made.plan.missed for made in plans})
         raise AssertionError("a manager comes to no end")
 
+    async def catch_up(self, now: datetime) -> None:
+        """What a ticker has done before it fires, if ticks are late."""
+        for _ in range(MOST_PASSES):
+            ids = await self.repository.late_schedules(QUEUE_SINK.name, limit=BATCH, now=now)
+            if not ids:
+                return
+            async with self.database.transaction() as connection:
+                taken = await self.repository.find_schedules_needing_ticks(
+                    limit=BATCH, connection=connection, ids=ids, now=now
+                )
+                plans = [Planned(needing, self.repository.plan(needing)) for needing in taken]
+                await self.repository.create_ticks(plans, connection=connection)
+                await self.repository.update_next_tick_needed(plans, connection=connection)
+                await self.repository.set_aside(taken, connection=connection)
+        raise AssertionError("a ticker comes to no end")
+
     async def fire(self, now: datetime, turn: int) -> list[list[FiredTick]]:
         """A ticker's pass at that time, batch by batch."""
         batches: list[list[FiredTick]] = []
@@ -387,6 +451,7 @@ interval_changes: dict[str, st.SearchStrategy[Any]] = {
     "ends_at": rarely(st.integers(0, 120).map(lambda halves: seconds(halves / 2))),
     "max_runs": st.none() | st.integers(1, 25),
     "priority": priorities,
+    "catch_up": st.sampled_from(["latest", "all", "skip"]),
     "payload": st.integers(0, 3),
 }
 
@@ -659,8 +724,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         life.strays += 1
         self.world.rows(
             """INSERT INTO cron_ticks (id, schedule_id, schedule_name, queue_name, payload, scheduled_for, execute_at,
-                due_at, created_at)
-            VALUES ($1, $2, 'x', 'x', '{"n": 99}', $3, $4, $5, $5)""",
+                due_at, created_at, turn)
+            VALUES ($1, $2, 'x', 'x', '{"n": 99}', $3, $4, $5, $5, 1)""",
             new_tick_id(),
             life.id,
             occurrence,
@@ -701,6 +766,9 @@ class ScheduleMachine(RuleBasedStateMachine):
             self.fire()
 
     def fire(self) -> None:
+        self.world.run(self.world.catch_up(self.now))
+        for life in self.lives:
+            life.catch_up(self.now)
         due = {
             (life.id, moment): PRIORITIES.index(tick.priority)
             for life in self.lives
@@ -708,7 +776,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             for moment, tick in waiting.items()
             if tick.due_at <= self.now
         }
-        turns = [self.world.run(self.world.fire(self.now, turn)) for turn in (DUE_NOW, CATCHING_UP)]
+        turns = [self.world.run(self.world.fire(self.now, turn)) for turn in (DUE_NOW, RETRY, CATCHING_UP)]
         fired = [tick for batches in turns for batch in batches for tick in batch]
         passed = [(tick.schedule_id, tick.scheduled_for) for tick in fired if tick.passed]
         assert Counter(passed) == Counter(due.keys())
@@ -771,12 +839,28 @@ class ScheduleMachine(RuleBasedStateMachine):
     @invariant()
     def the_ledger_says_what_became_of_each(self) -> None:
         found = self.world.rows("SELECT * FROM cron_runs")
-        assert {tick_key(row): (row["outcome"], row["ended_at"] if row["message_id"] else None) for row in found} == {
+        said = [
+            ((*tick_key(row)[:2], moment), (row["outcome"], row["ended_at"] if row["message_id"] else None))
+            for row in found
+            for moment in self.told_of(row)
+        ]
+        assert len(dict(said)) == len(said)  # each occurrence once
+        assert dict(said) == {
             (life.id, origin, moment): fate
             for life in self.all_lives
             for origin, fates in life.fates().items()
             for moment, fate in fates.items()
         }
+
+    def told_of(self, row: asyncpg.Record) -> list[datetime]:
+        """The occurrences of a run: of missed ones there may be a whole stretch."""
+        last, first = row["scheduled_for"], row["missed_since"]
+        if first is None:
+            return [last]
+        [life] = [life for life in self.all_lives if life.id == row["schedule_id"]]
+        found = [moment for moment in life.versions[row["version"] - 1].occurrences(last) if moment >= first]
+        assert (found[0], found[-1], len(found)) == (first, last, row["occurrences"])
+        return found
 
     def teardown(self) -> None:
         """Whatever is under way goes on for a while and comes to its end; then everything must add up."""
@@ -823,7 +907,7 @@ def tick_key(row: asyncpg.Record) -> tuple[str, str, datetime]:
 
 def tick_of(row: asyncpg.Record) -> Tick:
     payload, priority = json.loads(row["payload"])["n"], PRIORITIES[row["priority"]]
-    return Tick(row["execute_at"], row["due_at"], payload, priority, row["version"])
+    return Tick(row["execute_at"], row["due_at"], payload, priority, row["version"], row["turn"])
 
 
 def version_of(row: asyncpg.Record) -> Version:

@@ -254,10 +254,10 @@ async def test_a_payload_goes_into_json_and_text(
 
 async def test_times_are_utc_whatever_the_session_says(dsn: str, settings: Settings, connection: Any) -> None:
     async with database_with(dsn, settings, timezone="Asia/Tokyo", datestyle="German") as database:
-        repository = CronRepository(database, settings)
+        repository = CronRepository(database, settings.model_copy(update={"catch_up_max_age_seconds": 3650 * 86_400.0}))
         await declare(repository, at=datetime(2026, 1, 1, 23, 30, tzinfo=UTC))
         # It is long past, so it is catching up.
-        await connection.execute("UPDATE cron_ticks SET turn = 0")
+        await connection.execute("UPDATE cron_ticks SET turn = 0, due_at = statement_timestamp()")
         types = ("timestamptz", "timestamp", "date", "text", "varchar(40)", "jsonb")
         got = await delivered(database, repository, connection, [(type_, "scheduled_for") for type_ in types])
     assert got == [
