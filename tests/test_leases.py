@@ -255,6 +255,84 @@ async def test_a_takeover_is_a_recovery_and_counts_an_attempt(repository: CronRe
     assert await only_run(connection) == ("enqueued", None, 2, OTHER, True)
 
 
+async def recovery_time(connection: Any) -> timedelta | None:
+    found: timedelta | None = await connection.fetchval("SELECT recovery_time FROM cron_runs")
+    return found
+
+
+async def test_the_ledger_says_how_long_a_recovery_took(repository: CronRepository, connection: Any) -> None:
+    """From the end of the first lease that nobody ended, however often it was lost."""
+    await declare(repository)
+    await lease(repository)
+    await lease(repository, START + LEASE + SECOND, by=OTHER)
+    [tick] = await lease(repository, START + 3 * LEASE, by=ME)
+    assert await repository.delete_tick(tick.id, leased_by=ME, now=START + 3 * LEASE + 2 * SECOND)
+    assert await only_run(connection) == ("enqueued", None, 3, ME, True)
+    assert await recovery_time(connection) == 2 * LEASE + 2 * SECOND
+
+
+async def test_without_a_loss_there_is_no_time_to_recover(repository: CronRepository, connection: Any) -> None:
+    await declare(repository)
+    wait = await lease_and_fail(repository, connection, START)
+    [tick] = await lease(repository, START + wait)
+    assert await repository.delete_tick(tick.id, leased_by=ME, now=START + wait)
+    assert await recovery_time(connection) is None
+
+
+async def test_what_may_have_been_delivered_is_recovered_from_then_on(
+    repository: CronRepository, connection: Any
+) -> None:
+    await declare(repository)
+    wait = await lease_and_fail(repository, connection, START, unsure=True)
+    [tick] = await lease(repository, START + wait)
+    assert await fail(repository, tick, START + wait, final=True)
+    assert await recovery_time(connection) == wait
+
+
+async def test_what_a_disabled_schedule_lost_is_not_taken_over(repository: CronRepository, connection: Any) -> None:
+    schedule_id = await declare(repository)
+    [tick] = await lease(repository)
+    await repository.disable_schedule(schedule_id, now=START + SECOND)
+    leased = await repository.batch_lease_ticks(sink="hooks", leased_by=OTHER, limit=5, now=START + LEASE + SECOND)
+    assert (leased.ticks, leased.given_up, leased.found) == ([], [tick.id], 1)
+    reason = "its worker died or hung, and its schedule is disabled: whether it was delivered is unknown"
+    assert await only_run(connection) == ("expired", reason, 1, ME, False)
+
+
+async def test_a_disabled_schedules_ticks_that_nobody_lost_go_out(repository: CronRepository) -> None:
+    schedule_id = await declare(repository)
+    await repository.disable_schedule(schedule_id, now=START + SECOND)
+    assert len(await lease(repository, START + 2 * SECOND)) == 1
+
+
+async def test_what_is_too_late_for_its_grace_is_missed_at_the_lease(
+    repository: CronRepository, connection: Any
+) -> None:
+    await declare(repository, misfire_grace=5)
+    await declare(repository, "patient", misfire_grace=50)
+    leased = await repository.batch_lease_ticks(sink="hooks", leased_by=ME, limit=5, now=START + 6 * SECOND)
+    assert (names(leased.ticks), len(leased.missed), leased.found) == (["patient"], 1, 2)
+    assert await only_run(connection) == ("missed", "later than its misfire_grace", 0, None, False)
+
+
+async def test_the_grace_is_for_the_first_attempt(repository: CronRepository, connection: Any) -> None:
+    await declare(repository, misfire_grace=5)
+    wait = await lease_and_fail(repository, connection, START)
+    assert wait > 5 * SECOND
+    assert len(await lease(repository, START + wait)) == 1
+
+
+async def test_late_ticks_are_left_to_a_policy(repository: CronRepository) -> None:
+    await declare(repository)
+    minute = timedelta(minutes=1)
+    leased = await repository.batch_lease_ticks(sink="hooks", leased_by=ME, limit=5, now=START + minute + SECOND)
+    assert (leased.found, leased.late) == (0, True)
+    leased = await repository.batch_lease_ticks(sink="others", leased_by=ME, limit=5, now=START + minute + SECOND)
+    assert (leased.found, leased.late) == (0, False)
+    leased = await repository.batch_lease_ticks(sink="hooks", leased_by=ME, limit=5, now=START + minute)
+    assert (leased.found, leased.late) == (1, False)
+
+
 async def test_the_attempt_before_a_takeover_can_not_be_failed_by_its_number(repository: CronRepository) -> None:
     """One who sleeps over its lease and leases the same tick again must not mix up its attempts."""
     await declare(repository)

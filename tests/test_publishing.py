@@ -180,6 +180,24 @@ def refusing(*bad: int, error: Callable[[str], Exception] = ValueError) -> Publi
 
 
 @pytest.mark.sql
+async def test_late_ticks_are_decided_about_before_they_are_delivered(
+    database: Database, repository: CronRepository, connection: Any
+) -> None:
+    """By their schedule's policy: the latest is made up. What was begun, and triggers, go out whatever it says."""
+    await put_in(repository, connection, 5)
+    await connection.execute(
+        "UPDATE cron_ticks SET due_at = due_at - interval '1 hour', execute_at = execute_at - interval '1 hour'"
+    )
+    await connection.execute("UPDATE cron_ticks SET origin = 'trigger' WHERE id = 'tick_0'")
+    await connection.execute("UPDATE cron_ticks SET attempts = 1 WHERE id = 'tick_1'")
+    async with publishing_to(database, accept) as bench:
+        for _ in range(3):
+            await bench.publisher.run_once()
+    assert sorted(number for call in bench.numbers for number in call) == [0, 1, 4]
+    rows = await connection.fetch("SELECT outcome, count(*) FROM cron_runs GROUP BY outcome ORDER BY outcome")
+    assert [tuple(row) for row in rows] == [("enqueued", 3), ("missed", 2)]
+
+
 async def test_a_sink_gets_batches_and_what_it_takes_has_fired(
     database: Database, repository: CronRepository, connection: Any
 ) -> None:
