@@ -17,12 +17,12 @@ from cron_ticks.backfills import (
     Chosen,
     Stretch,
     check_backfill,
+    check_stretch,
     choose,
     next_occurrences,
     room_of,
     slots,
     timetable_for,
-    within,
     without,
 )
 from cron_ticks.database import Connection, Database, storable
@@ -361,9 +361,10 @@ def look_again(held: Held) -> datetime:
 def _split(row: asyncpg.Record, gone: Sequence[datetime]) -> tuple[Stretch, list[Stretch]]:
     """A stretch, and what is left of it."""
     stretch = Stretch(row["first"], row["last"], row["count"])
+    if not any(stretch.first <= moment <= stretch.last for moment in gone):
+        return stretch, [stretch]
     if row["anchor_at"] is None:
         raise CannotGoOnError("the version of the schedule that missed some of it is not kept any more")
     timetable = Timetable(rule_of_row(row), row["starts_at"], row["ends_at"])
-    if not within(timetable, stretch, gone):
-        return stretch, [stretch]
+    check_stretch(timetable, stretch)
     return stretch, without(timetable, stretch, gone)

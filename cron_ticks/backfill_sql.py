@@ -11,7 +11,7 @@ SELECT id, schedule_id, start_at, end_at, next_at, total, made, skipped,
         SELECT count(*)
         FROM {schema}.cron_ticks AS tick
         WHERE tick.schedule_id = backfill.schedule_id AND tick.origin = 'backfill'
-            AND tick.scheduled_for >= backfill.start_at AND tick.scheduled_for < backfill.end_at
+            AND tick.scheduled_for >= backfill.start_at AND tick.scheduled_for < backfill.next_at
     ) AS pending,
     per_minute, created_at, created_by, ended_at, outcome, reason
 """

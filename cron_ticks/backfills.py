@@ -161,19 +161,21 @@ def slots(now: datetime, per_minute: int, count: int) -> list[datetime]:
     return [now + number * MINUTE / per_minute for number in range(count + 1)]
 
 
-def within(timetable: Timetable, stretch: Stretch, occurrences: Iterable[datetime]) -> list[datetime]:
-    """Which of them belong to a stretch. Its ends do, also should the zone's rules have changed since."""
-    ends = (stretch.first, stretch.last)
-    return [
-        moment
-        for moment in occurrences
-        if stretch.first <= moment <= stretch.last and (moment in ends or timetable.count(moment, moment + MICROSECOND))
-    ]
+def check_stretch(timetable: Timetable, stretch: Stretch) -> None:
+    """It is what the rule says. A zone's may have been changed for the past too: nobody knows what was missed then."""
+    ends = {timetable.occurrence_at_or_after(moment) == moment for moment in (stretch.first, stretch.last)}
+    if ends != {True} or timetable.count(stretch.first, stretch.last + MICROSECOND) != stretch.count:
+        raise CannotGoOnError(
+            f"{stretch.count} occurrences were missed from {stretch.first.isoformat()} to {stretch.last.isoformat()}, "
+            "and the rule of that time has others today: give a range beside them"
+        )
 
 
 def without(timetable: Timetable, stretch: Stretch, gone: Sequence[datetime]) -> list[Stretch]:
     """What is left of a stretch. `timetable` is the rule that it follows, however long it is."""
-    return list(_pieces(timetable, stretch, sorted(set(within(timetable, stretch, gone)))))
+    inside = {moment for moment in gone if stretch.first <= moment <= stretch.last}
+    ours = {moment for moment in inside if timetable.count(moment, moment + MICROSECOND)}
+    return list(_pieces(timetable, stretch, sorted(ours)))
 
 
 def _pieces(timetable: Timetable, stretch: Stretch, gone: Sequence[datetime]) -> Iterator[Stretch]:
