@@ -246,6 +246,11 @@ async def test_the_calendar_is_as_its_page_says(dsn: str, processes: Processes, 
     await show_as_promised(transcript, processes, dsn, tmp_path)
 
 
+async def test_a_backfill_is_as_its_page_says(dsn: str) -> None:
+    async with QueueManager(dsn) as queue_manager:
+        await print_as_promised(queue_manager, blocks("python", page_of("how-to/backfill")))
+
+
 async def test_a_file_of_schedules_does_what_its_page_says(
     dsn: str, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +403,10 @@ async def work_with_few_rights(dsn: str) -> None:
             await CronRepository(manager.database, settings).note_sinks({"outside": "outside"}, now=now)
         await manager.schedule("other", every=60, sink="outside")
         await manager.schedule("other", every=60, name="one at a time", overlap="queue_one")
+        hourly = await manager.schedule("other", cron="0 * * * *", name="backfilled")
+        ago = datetime.now(UTC) - timedelta(days=20)
+        await manager.cancel_backfill((await manager.backfill(hourly.id, ago, ago + timedelta(days=1))).id)
+        await manager.backfill(hourly.id, ago, ago + timedelta(days=2))
         await manager.schedule("late", at=datetime(2020, 1, 1, tzinfo=UTC))
         await manager.run(handle_signals=False)
     assert errors == []
