@@ -15,7 +15,6 @@ from cron_ticks.backfills import (
     BackfillOutcome,
     CannotGoOnError,
     Chosen,
-    Stretch,
     check_backfill,
     check_stretch,
     choose,
@@ -29,7 +28,7 @@ from cron_ticks.database import Connection, Database, storable
 from cron_ticks.errors import BackfillNotFoundError, ScheduleNotFoundError
 from cron_ticks.ids import new_backfill_id, new_tick_id
 from cron_ticks.listener import NOTIFY, TICKS_NOTICE
-from cron_ticks.occurrences import MICROSECOND, RULE_ERRORS, Timetable
+from cron_ticks.occurrences import MICROSECOND, RULE_ERRORS, Stretch, Timetable
 from cron_ticks.rows import rule_of_row, schedule_of
 from cron_ticks.schedules import Schedule
 from cron_ticks.settings import Settings

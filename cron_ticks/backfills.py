@@ -8,7 +8,7 @@ from typing import Literal
 
 from cron_ticks.checks import check_count, check_instant
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.occurrences import MICROSECOND, RULE_ERRORS, IntervalRule, Timetable
+from cron_ticks.occurrences import MICROSECOND, RULE_ERRORS, IntervalRule, Stretch, Timetable
 from cron_ticks.schedules import Schedule
 
 MOST_BACKFILL = 10_000  # occurrences of one
@@ -49,15 +49,6 @@ class Backfill:
         if self.outcome == "done" or not self.total:
             return 1.0
         return max(0, self.made + self.skipped - self.pending) / self.total
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Occurrences that were missed in a row: all that a rule has from `first` to `last`."""
-
-    first: datetime
-    last: datetime
-    count: int
 
 
 class CannotGoOnError(ValueError):

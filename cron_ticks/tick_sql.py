@@ -268,7 +268,7 @@ taken AS (
     DELETE FROM {schema}.cron_ticks
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM due))
     RETURNING *, 'msg_' || substr(id, 6) AS message_id,
-        (SELECT instant FROM clock) - CASE WHEN origin = 'backfill' OR turn = 0 AND attempts = 0 AND NOT waiting
+        (SELECT instant FROM clock) - CASE WHEN turn = 0 AND attempts = 0 AND NOT waiting
             THEN due_at ELSE execute_at END AS lateness,
         (attempts = 0 AND fire_before < (SELECT instant FROM clock)) IS TRUE AS too_late
 ),

@@ -363,6 +363,25 @@ async def test_a_stretch_gives_what_is_wanted_of_it(world: World) -> None:
     assert (await world.sent(schedule))[:10] == moments
 
 
+@pytest.mark.parametrize("rule", [{"every": HOUR}, {"cron": "0 * * * *", "timezone": "Europe/Berlin"}])
+async def test_an_outage_is_made_up_after_all(world: World, rule: dict[str, Any]) -> None:
+    """What a manager has recorded as missed: nobody was there for ten hours, and the schedule wants none of it."""
+    schedule = await world.declare(**rule, catch_up="skip")
+    await world.engine.turn()
+    world.engine.now += 10 * HOUR + 30 * MINUTE
+    await world.engine.turn()
+    assert await world.stretches(schedule) == [(NOW + HOUR, NOW + 10 * HOUR, 10)]
+    backfill = await world.begin(schedule, NOW + 4 * HOUR, NOW + 6 * HOUR)
+    assert (await world.drive(backfill, schedule)).made == 2
+    assert [stretch[2] for stretch in await world.stretches(schedule)] == [3, 5]
+    done = await world.drive(await world.begin(schedule, NOW, world.now), schedule)
+    assert (done.made, done.skipped) == (8, 3)
+    assert await world.stretches(schedule) == []
+    assert await world.sent(schedule) == hours(NOW, 11)
+    await world.engine.turn()
+    assert await world.sent(schedule) == hours(NOW, 11)
+
+
 async def test_pieces_keep_what_the_stretch_said(world: World, connection: Any) -> None:
     schedule = await world.declare(every=HOUR, starts_at=NOW - 9 * DAY)
     moments = hours(NOW - 3 * DAY, 49)

@@ -14,7 +14,6 @@ from cron_ticks.backfills import (
     MOST_LOOKED_AT,
     Backfill,
     CannotGoOnError,
-    Stretch,
     check_backfill,
     check_range,
     check_stretch,
@@ -27,7 +26,7 @@ from cron_ticks.backfills import (
 )
 from cron_ticks.cron_rules import CronRule
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.occurrences import MICROSECOND, IntervalRule, Rule, Timetable
+from cron_ticks.occurrences import MICROSECOND, IntervalRule, Rule, Stretch, Timetable
 from cron_ticks.schedules import Schedule
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
