@@ -4,7 +4,7 @@ import math
 
 import structlog
 
-from cron_ticks.backfill_repository import BackfillRepository, Ended
+from cron_ticks.backfill_repository import BackfillRepository, DueBackfill, Ended
 
 log = structlog.get_logger("cron_ticks.backfiller")
 
@@ -20,13 +20,22 @@ class Backfiller:
 
     async def run_once(self) -> float:
         """One step of each that is due; in how many seconds the next one is, which may be never."""
+        trouble: Exception | None = None
         for found in await self._repository.next_backfills(limit=AT_ONCE):
             if found.due_in.total_seconds() <= 0:
-                ended = await self._repository.step(found.id, found.schedule_id)
-                if ended is not None:
-                    log_ended(found.id, found.schedule_id, ended)
+                try:
+                    await self._step(found)
+                except Exception as error:  # noqa: BLE001 - one of them stops no other; it is tried again
+                    trouble = error
+        if trouble is not None:
+            raise trouble
         following = await self._repository.next_backfills(limit=1)
         return max(SHORTEST_SECONDS, min((found.due_in.total_seconds() for found in following), default=math.inf))
+
+    async def _step(self, found: DueBackfill) -> None:
+        ended = await self._repository.step(found.id, found.schedule_id)
+        if ended is not None:
+            log_ended(found.id, found.schedule_id, ended)
 
 
 def log_ended(backfill_id: str, schedule_id: str, ended: Ended) -> None:

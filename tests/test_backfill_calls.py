@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
@@ -108,6 +109,24 @@ async def test_a_manager_goes_on_with_it_and_comes_back_in_time(database: Databa
             assert await worker.run_once() == settings.manager_interval_seconds
         [ended] = [line for line in logs if line["event"] == "backfill_ended"]
         assert (ended["backfill_id"], ended["outcome"]) == (begun.id, "done")
+
+
+async def test_trouble_with_one_stops_no_other(database: Database, settings: Settings, connection: Any) -> None:
+    end = midnight()
+    async with QueueManager(settings=settings) as manager:
+        schedules = [await manager.schedule("queue", cron="0 * * * *", name=name) for name in ("first", "second")]
+        begun = [await manager.backfill(schedule.id, end - DAY, end, per_minute=6) for schedule in schedules]
+        await connection.execute("UPDATE cron_backfills SET due_at = statement_timestamp()")
+        await connection.execute(
+            """CREATE FUNCTION out_of_space() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN RAISE EXCEPTION USING ERRCODE = '53100'; END$$;
+            CREATE TRIGGER space BEFORE INSERT ON cron_ticks FOR EACH ROW WHEN (NEW.schedule_name = 'first')
+            EXECUTE FUNCTION out_of_space()"""
+        )
+        with pytest.raises(asyncpg.DiskFullError):
+            await ScheduleManager(database, CronRepository(database, settings), settings).run_once()
+        found = [await manager.get_backfill(backfill.id) for backfill in begun]
+        assert [(backfill.made, backfill.outcome) for backfill in found] == [(1, None), (2, None)]
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
