@@ -377,7 +377,7 @@ async def test_the_rights_that_a_dba_grants_are_enough_for_a_worker(empty_dsn: s
 
 async def work_with_few_rights(dsn: str) -> None:
     """A bit of everything, until a message of 2020 was handled: its run needs a partition of its own."""
-    settings = Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False)
+    settings = Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False, runs_retention_days=36_500)
     manager = QueueManager(settings=settings)
     errors: list[str | None] = []
     published = anyio.Event()
@@ -403,11 +403,10 @@ async def work_with_few_rights(dsn: str) -> None:
             await CronRepository(manager.database, settings).note_sinks({"outside": "outside"}, now=now)
         await manager.schedule("other", every=60, sink="outside")
         await manager.schedule("other", every=60, name="one at a time", overlap="queue_one")
-        hourly = await manager.schedule("other", cron="0 * * * *", name="backfilled")
-        ago = datetime.now(UTC) - timedelta(days=20)
-        await manager.cancel_backfill((await manager.backfill(hourly.id, ago, ago + timedelta(days=1))).id)
-        await manager.backfill(hourly.id, ago, ago + timedelta(days=2))
-        await manager.schedule("late", at=datetime(2020, 1, 1, tzinfo=UTC))
+        late, then = await manager.schedule("late", cron="0 0 * * *"), datetime(2020, 1, 1, tzinfo=UTC)
+        begun = await manager.backfill(late.id, then - timedelta(days=2), then, per_minute=1)
+        await manager.cancel_backfill(begun.id)
+        await manager.backfill(late.id, then, then + timedelta(days=1))
         await manager.run(handle_signals=False)
     assert errors == []
 
