@@ -1,5 +1,6 @@
 """A distributed cron on PostgreSQL: schedules, ticks and the services that make them."""
 
+from cron_ticks.backfills import Backfill
 from cron_ticks.descriptions import describe
 from cron_ticks.errors import CronTicksError
 from cron_ticks.previews import preview
@@ -11,6 +12,7 @@ from cron_ticks.sinks import RejectTick, UnknownOutcome
 from cron_ticks.user_sinks import Constant, FunctionSink, TableSink
 
 __all__ = [
+    "Backfill",
     "Constant",
     "CronTicksError",
     "FunctionSink",

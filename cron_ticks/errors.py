@@ -8,6 +8,7 @@ CronTicksError
 ├── EmbeddedServerError      the embedded PostgreSQL can't be started here
 ├── MigrationError           the schema and this release don't fit
 ├── ScheduleNotFoundError    there is no such schedule
+├── BackfillNotFoundError    there is no such backfill
 └── MessageNotFoundError     there is no such message
 """
 
@@ -58,6 +59,10 @@ class MigrationError(CronTicksError):
 
 class ScheduleNotFoundError(CronTicksError, LookupError):
     """There is no schedule under this id."""
+
+
+class BackfillNotFoundError(CronTicksError, LookupError):
+    """There is no backfill under this id."""
 
 
 class MessageNotFoundError(CronTicksError, LookupError):

@@ -58,6 +58,11 @@ def new_token_id() -> str:
     return f"token_{new_ulid()}"
 
 
+def new_backfill_id() -> str:
+    """`backfill_<ulid>`: occurrences of the past that somebody wants to have after all."""
+    return f"backfill_{new_ulid()}"
+
+
 def new_ticker_id() -> str:
     """`ticker_<ulid>`: one run of one worker process."""
     return f"ticker_{new_ulid()}"

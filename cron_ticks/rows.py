@@ -28,6 +28,13 @@ class LateTick(NamedTuple):
     turn: int
 
 
+class Needed(NamedTuple):
+    """What there is for a manager to do."""
+
+    ticks: bool  # there are schedules to make ticks for
+    backfills: bool  # there are some that have not ended
+
+
 @dataclass(frozen=True)
 class NeedingTicks:
     """A schedule that has occurrences without ticks inside the window, as a manager sees and holds it."""

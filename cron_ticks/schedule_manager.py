@@ -1,11 +1,14 @@
 """ScheduleManager: makes ticks ahead of time, on every pod."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import asyncpg
 import structlog
 
+from cron_ticks.backfill_repository import BackfillRepository
+from cron_ticks.backfiller import Backfiller
 from cron_ticks.database import Database
 from cron_ticks.metrics import Metrics
 from cron_ticks.occurrences import RULE_ERRORS
@@ -40,11 +43,12 @@ class ScheduleManager:
         self._repository = repository
         self._settings = settings
         self._metrics = Metrics() if metrics is None else metrics
+        self._backfiller = Backfiller(BackfillRepository(database, settings))
 
     async def run_once(self) -> float:
         """Make ticks, batch after batch, until no schedule in the window lacks one."""
         ticks = schedules = 0
-        while await self._repository.any_schedule_needs_ticks():
+        while (needed := await self._repository.what_is_needed()).ticks:
             batch = await self._make_batch()
             schedules += batch.schedules
             ticks += batch.ticks
@@ -53,7 +57,8 @@ class ScheduleManager:
         if schedules:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=ticks, schedules=schedules, lookahead=lookahead)
-        return self._settings.manager_interval_seconds
+        next_backfill = await self._backfiller.run_once() if needed.backfills else math.inf
+        return min(self._settings.manager_interval_seconds, next_backfill)
 
     async def catch_up(self, sink: str) -> None:
         """Decide about a sink's ticks that nobody fired in time, as their schedules want, before one of them fires."""

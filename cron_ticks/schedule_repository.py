@@ -8,7 +8,7 @@ from typing import Literal
 
 import asyncpg
 
-from cron_ticks import schedule_sql, tick_sql
+from cron_ticks import backfill_sql, schedule_sql, tick_sql
 from cron_ticks.database import Connection
 from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
 from cron_ticks.ids import new_schedule_id, new_tick_id
@@ -354,11 +354,12 @@ class ScheduleRepository(TickRepository):
         reason: str,
         instant: datetime,
     ) -> None:
-        """Nobody may fire these any more; the ledger says why."""
+        """Nobody may fire these any more, nor what a backfill would still make; the ledger says why."""
         days = sorted({occurrence.date() for occurrence in occurrences})
         await self.database.fetch(tick_sql.MAKE_PARTITIONS_OF, days, connection=connection)
         arguments = (schedule_ids, reason, instant)
         await self.database.fetch(schedule_sql.DROP_TICKS, *arguments, connection=connection)
+        await self.database.fetch(backfill_sql.CANCEL_BACKFILLS_OF, *arguments, connection=connection)
 
     async def _place_tick(self, schedule: Schedule, instant: datetime, connection: Connection) -> Triggered:
         """At the first free microsecond: what the rule or another trigger has is not ours to take."""

@@ -14,7 +14,7 @@ from cron_ticks.lease_repository import LeaseRepository
 from cron_ticks.listener import NOTIFY, TICKS_NOTICE
 from cron_ticks.missing import Occurrence, paced_of, record_missed, settle_late
 from cron_ticks.occurrences import MICROSECOND, CatchUp, MakingUp, Plan, plan
-from cron_ticks.rows import DueTick, FiredTick, LateTick, NeedingTicks, Planned, needing_ticks
+from cron_ticks.rows import DueTick, FiredTick, LateTick, Needed, NeedingTicks, Planned, needing_ticks
 from cron_ticks.settings import LONGEST_IDLE_SECONDS, Settings
 from cron_ticks.sinks import SameDatabaseSink
 
@@ -38,10 +38,11 @@ class TickRepository(LeaseRepository):
         self.patience = f"{max(1, self._lease // timedelta(milliseconds=1))}ms"  # with a process that hangs with locks
         self._shard = (settings.shard_count, settings.shard_id)
 
-    async def any_schedule_needs_ticks(self, *, now: datetime | None = None) -> bool:
-        """Whether there are schedules to make ticks for."""
+    async def what_is_needed(self, *, now: datetime | None = None) -> Needed:
+        """What there is for a manager to do."""
         arguments = (self._lookahead, *self._shard, now)
-        return bool(await self.database.fetchval(tick_sql.CURSOR_IN_WINDOW, *arguments))
+        [row] = await self.database.fetch(tick_sql.CURSOR_IN_WINDOW, *arguments)
+        return Needed._make(row)
 
     async def find_schedules_needing_ticks(
         self,

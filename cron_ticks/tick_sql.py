@@ -34,13 +34,15 @@ ORDER BY schedule_id
 FOR UPDATE SKIP LOCKED
 """
 
-# Whether there is a cursor in the window: asked first, so that a pass with nothing to do costs one statement.
+# Whether there is a cursor in the window, and whether there are backfills: asked first, so that a pass with nothing to
+# do costs one statement.
 CURSOR_IN_WINDOW = """
 SELECT EXISTS (
-    SELECT FROM {schema}.cron_schedule_cursors
-    WHERE next_tick_needed_at < coalesce($4::timestamptz, statement_timestamp()) + $1::interval
-        AND NOT broken
-        AND ($2::int = 1 OR ('x' || left(md5(schedule_id), 8))::bit(32)::bigint % $2 = $3))
+        SELECT FROM {schema}.cron_schedule_cursors
+        WHERE next_tick_needed_at < coalesce($4::timestamptz, statement_timestamp()) + $1::interval
+            AND NOT broken
+            AND ($2::int = 1 OR ('x' || left(md5(schedule_id), 8))::bit(32)::bigint % $2 = $3)) AS ticks,
+    EXISTS (SELECT FROM {schema}.cron_backfills WHERE due_at IS NOT NULL) AS backfills
 """
 
 # The rules of the schedules taken. A statement of its own, because only a snapshot made after the locks is sure to
@@ -266,7 +268,7 @@ taken AS (
     DELETE FROM {schema}.cron_ticks
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM due))
     RETURNING *, 'msg_' || substr(id, 6) AS message_id,
-        (SELECT instant FROM clock) - CASE WHEN origin = 'backfill' OR turn = 0 AND attempts = 0 AND NOT waiting
+        (SELECT instant FROM clock) - CASE WHEN turn = 0 AND attempts = 0 AND NOT waiting
             THEN due_at ELSE execute_at END AS lateness,
         (attempts = 0 AND fire_before < (SELECT instant FROM clock)) IS TRUE AS too_late
 ),

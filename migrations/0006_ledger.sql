@@ -24,6 +24,9 @@ ALTER TABLE {schema}.cron_runs
 
 CREATE INDEX cron_runs_missed_idx ON {schema}.cron_runs (missed_since) WHERE missed_since IS NOT NULL;
 
+-- Those of one schedule, for a backfill: there may be millions of others, and millions of the schedule's other runs.
+CREATE INDEX cron_runs_stretch_idx ON {schema}.cron_runs (schedule_id, scheduled_for) WHERE missed_since IS NOT NULL;
+
 -- The runs of a time, without another tree to keep: they come in the order of time, so a summary per range of pages does.
 CREATE INDEX cron_runs_time_idx ON {schema}.cron_runs USING brin (scheduled_for) WITH (autosummarize = on);
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cron_ticks import lease_sql, schedule_sql, tick_sql
+from cron_ticks import backfill_sql, lease_sql, schedule_sql, tick_sql
 from cron_ticks.database import Database
 from cron_ticks.tick_repository import firing_statement
 from token_queue.queue_repository import QUEUE_SINK
@@ -19,6 +19,7 @@ MOST_BUFFERS = 250 * BATCH
 MOST_BUFFERS_OF_ONE = 200  # of a statement about one schedule
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MANY = [f"cron_{number}" for number in range(1, BATCH + 1)]
+DUE_HOURS = [NOW - timedelta(hours=hour) for hour in range(5, 0, -1)]
 LATER = [NOW + timedelta(days=1)] * BATCH
 
 # Schedules far from due, but for the first BATCH; a tick for every tenth of them, the first BATCH of them due.
@@ -37,6 +38,16 @@ FILL = (
         LATERAL (SELECT $2::timestamptz + (k - 100) * interval '1 second' AS moment) AS due""",
     """INSERT INTO cron_runs (schedule_id, scheduled_for, version, origin, outcome, ended_at, attempts)
     SELECT 'cron_' || k, $2::timestamptz - interval '1 hour', 1, 'schedule', 'enqueued', $2, 1
+    FROM generate_series(1, $1::int / 10) AS k""",
+    """INSERT INTO cron_runs (schedule_id, scheduled_for, version, origin, outcome, ended_at, attempts, missed_since,
+        occurrences)
+    SELECT 'cron_' || k, $2::timestamptz - interval '30 minutes', 1, 'schedule', 'missed', $2, 1,
+        $2::timestamptz - interval '3 hours', 9
+    FROM generate_series(1, $1::int / 10) AS k""",
+    """INSERT INTO cron_backfills (id, schedule_id, start_at, end_at, next_at, per_minute, total, created_at, due_at,
+        ended_at)
+    SELECT 'backfill_' || k, 'cron_' || k, $2::timestamptz - interval '1 day', $2, $2, 600, 9, $2,
+        CASE WHEN k < 100 THEN $2::timestamptz END, CASE WHEN k >= 100 THEN $2::timestamptz END
     FROM generate_series(1, $1::int / 10) AS k""",
     # a schedule of messages that must not overlap: every tenth is unfinished, the first BATCH have a tick
     """INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for, exclusive, completed_at)
@@ -108,6 +119,28 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     ),
     "DELETE_EXPIRED_TICKS": (lease_sql.DELETE_EXPIRED_TICKS, (timedelta(0), BATCH, NOW, *LIMITS)),
     "UNSERVED_SINKS": (lease_sql.UNSERVED_SINKS, (NOW,)),
+    # going on with a backfill
+    "NEXT_BACKFILLS": (backfill_sql.NEXT_BACKFILLS, (20, NOW)),
+    "GET_BACKFILL": (backfill_sql.GET_BACKFILL, ("backfill_77",)),
+    "LIST_BACKFILLS": (backfill_sql.LIST_BACKFILLS, ("cron_77", None, 10)),
+    "TRY_LOCK_CURSOR": (backfill_sql.TRY_LOCK_CURSOR, ("cron_77",)),
+    "LOCK_BACKFILL": (backfill_sql.LOCK_BACKFILL, ("backfill_77", NOW)),
+    "TICKS_OF": (backfill_sql.TICKS_OF, ("cron_77",)),
+    "RUNS_OF": (backfill_sql.RUNS_OF, ("cron_77", DUE_HOURS, DUE_HOURS[0], DUE_HOURS[-1])),
+    "STRETCHES": (backfill_sql.STRETCHES, ("cron_77", NOW - timedelta(hours=9), NOW)),
+    "FORGET_MISSED": (backfill_sql.FORGET_MISSED, ("cron_77", DUE_HOURS, DUE_HOURS[0], DUE_HOURS[-1])),
+    "SPLIT_STRETCH": (
+        backfill_sql.SPLIT_STRETCH,
+        ("cron_77", NOW - timedelta(minutes=30), [NOW - timedelta(hours=2)], [NOW - timedelta(hours=1.5)], [2]),
+    ),
+    "MAKE_TICKS": (
+        backfill_sql.MAKE_TICKS,
+        ("cron_77", ["tick_new_1"], [NOW - timedelta(hours=3)], [NOW], timedelta(0), NOW),
+    ),
+    "TAKE_BACK_OVERLAPPED": (backfill_sql.TAKE_BACK_OVERLAPPED, ("cron_77", NOW - timedelta(hours=9), NOW)),
+    "ADVANCE_BACKFILL": (backfill_sql.ADVANCE_BACKFILL, ("backfill_77", NOW, 1, 1, 2, NOW)),
+    "END_BACKFILL": (backfill_sql.END_BACKFILL, ("backfill_77", "done", None, NOW)),
+    "CANCEL_BACKFILLS_OF": (backfill_sql.CANCEL_BACKFILLS_OF, (["cron_77"], "a test", NOW)),
     # changing a schedule and planning it anew
     "FIND_SCHEDULE": (schedule_sql.FIND_SCHEDULE, (None, "777", "{}", NOW)),
     "FIND_SCHEDULE of a workspace": (schedule_sql.FIND_SCHEDULE, ("ws_778", "778", "{}", NOW)),

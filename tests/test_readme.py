@@ -246,6 +246,11 @@ async def test_the_calendar_is_as_its_page_says(dsn: str, processes: Processes, 
     await show_as_promised(transcript, processes, dsn, tmp_path)
 
 
+async def test_a_backfill_is_as_its_page_says(dsn: str) -> None:
+    async with QueueManager(dsn) as queue_manager:
+        await print_as_promised(queue_manager, blocks("python", page_of("how-to/backfill")))
+
+
 async def test_a_file_of_schedules_does_what_its_page_says(
     dsn: str, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,7 +377,7 @@ async def test_the_rights_that_a_dba_grants_are_enough_for_a_worker(empty_dsn: s
 
 async def work_with_few_rights(dsn: str) -> None:
     """A bit of everything, until a message of 2020 was handled: its run needs a partition of its own."""
-    settings = Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False)
+    settings = Settings.load(dsn=dsn, database_schema="cron", migrate_on_start=False, runs_retention_days=36_500)
     manager = QueueManager(settings=settings)
     errors: list[str | None] = []
     published = anyio.Event()
@@ -398,7 +403,10 @@ async def work_with_few_rights(dsn: str) -> None:
             await CronRepository(manager.database, settings).note_sinks({"outside": "outside"}, now=now)
         await manager.schedule("other", every=60, sink="outside")
         await manager.schedule("other", every=60, name="one at a time", overlap="queue_one")
-        await manager.schedule("late", at=datetime(2020, 1, 1, tzinfo=UTC))
+        late, then = await manager.schedule("late", cron="0 0 * * *"), datetime(2020, 1, 1, tzinfo=UTC)
+        begun = await manager.backfill(late.id, then - timedelta(days=2), then, per_minute=1)
+        await manager.cancel_backfill(begun.id)
+        await manager.backfill(late.id, then, then + timedelta(days=1))
         await manager.run(handle_signals=False)
     assert errors == []
 

@@ -368,7 +368,7 @@ class World:
         """A manager's pass at that time; how many occurrences it missed."""
         missed: Counter[str] = Counter()
         for _ in range(MOST_PASSES):
-            if not await self.repository.any_schedule_needs_ticks(now=now):
+            if not (await self.repository.what_is_needed(now=now)).ticks:
                 return missed
             async with self.database.transaction() as connection:
                 taken = await self.repository.find_schedules_needing_ticks(limit=BATCH, connection=connection, now=now)

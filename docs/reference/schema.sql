@@ -523,6 +523,8 @@ CREATE INDEX cron_backfills_schedule_idx ON public.cron_backfills USING btree (s
 
 CREATE INDEX cron_runs_missed_idx ON ONLY public.cron_runs USING btree (missed_since) WHERE (missed_since IS NOT NULL);
 
+CREATE INDEX cron_runs_stretch_idx ON ONLY public.cron_runs USING btree (schedule_id, scheduled_for) WHERE (missed_since IS NOT NULL);
+
 CREATE INDEX cron_runs_time_idx ON ONLY public.cron_runs USING brin (scheduled_for) WITH (autosummarize='on');
 
 CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at) WHERE (NOT broken);

@@ -7,7 +7,7 @@ from typing import Any
 from cron_ticks.database import Connection, Database
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import FiredTick, NeedingTicks
+from cron_ticks.rows import FiredTick, Needed, NeedingTicks
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import Schedule, ScheduleChanges, define_schedule, redefine_schedule
@@ -22,8 +22,8 @@ class ClockedRepository(CronRepository):
         super().__init__(database, settings)
         self.instant = instant
 
-    async def any_schedule_needs_ticks(self, *, now: datetime | None = None) -> bool:
-        return await super().any_schedule_needs_ticks(now=now or self.instant)
+    async def what_is_needed(self, *, now: datetime | None = None) -> Needed:
+        return await super().what_is_needed(now=now or self.instant)
 
     async def find_schedules_needing_ticks(
         self,
