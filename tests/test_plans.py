@@ -54,6 +54,7 @@ LIMITS = (3, timedelta(days=1))
 NO = [False] * BATCH
 SENDING = ("queue", "exactly_once", "allow", None, None, None)
 CALENDAR = (None, None, None, None, None, None)
+EDITING = ("latest", None, NOW, NOW, 0, "somebody", '{"priority": ["low", "high"]}', True)
 TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -108,7 +109,7 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "DELETE_FUTURE_TICKS": (schedule_sql.DELETE_FUTURE_TICKS, ("cron_777", NOW)),
     "EDIT_SCHEDULE": (
         schedule_sql.EDIT_SCHEDULE,
-        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, *CALENDAR, NOW, NOW, 0),
+        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, *CALENDAR, *EDITING),
     ),
     "SHARE_ZONE_OF": (schedule_sql.SHARE_ZONE_OF, ("cron_778",)),
     "GET_ZONE": (schedule_sql.GET_ZONE, ("ws_778",)),
@@ -116,13 +117,13 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "OWNED_BY": (schedule_sql.OWNED_BY, ("nobody",)),
     "IS_BACK": (schedule_sql.IS_BACK, ("cron_777", 3)),
     "MOVE_CURSOR": (schedule_sql.MOVE_CURSOR, ("cron_777", NOW, 0)),
-    "SWITCH_SCHEDULE": (schedule_sql.SWITCH_SCHEDULE, ("cron_777", False, NOW, NOW, 0)),
+    "SWITCH_SCHEDULE": (schedule_sql.SWITCH_SCHEDULE, ("cron_777", False, NOW, NOW, 0, "somebody")),
     "DROP_TICKS": (schedule_sql.DROP_TICKS, (["cron_777"], "a test", NOW)),
     "FORGET_DROPPED": (schedule_sql.FORGET_DROPPED, ("cron_777", NOW - timedelta(hours=2))),
     "SHARE_SCHEDULE": (schedule_sql.SHARE_SCHEDULE, ("cron_777", NOW)),
-    "PLACE_TICK": (schedule_sql.PLACE_TICK, ("cron_777", "tick_new", NOW)),
-    "MARK_BROKEN": (schedule_sql.MARK_BROKEN, ("cron_777", 1, "a test", NOW)),
-    "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW)),
+    "PLACE_TICK": (schedule_sql.PLACE_TICK, ("cron_777", "tick_new", NOW, "somebody")),
+    "MARK_BROKEN": (schedule_sql.MARK_BROKEN, ("cron_777", 1, "a test", NOW, True, "ticker_x")),
+    "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW, "somebody")),
 }
 OF_A_BATCH = {
     "IN_OTHER_ZONE",  # a workspace has a thousandth of all schedules here
