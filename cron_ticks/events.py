@@ -7,7 +7,7 @@ from typing import Any, Literal
 EventLevel = Literal["all", "changes", "off"]
 
 DEFAULT_LEVEL: EventLevel = "changes"
-_LEVELS: tuple[EventLevel, ...] = ("off", "changes", "all")
+LEVELS: tuple[EventLevel, ...] = ("off", "changes", "all")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Event:
 
 def includes(level: EventLevel, least: EventLevel) -> bool:
     """Whether events that are kept from the level `least` on are kept at this one."""
-    return _LEVELS.index(level) >= _LEVELS.index(least)
+    return LEVELS.index(level) >= LEVELS.index(least)
 
 
 def utc_text(instant: datetime) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cron_ticks import lease_sql, schedule_sql, tick_sql
+from cron_ticks import event_sql, lease_sql, schedule_sql, tick_sql
 from cron_ticks.database import Database
 from cron_ticks.tick_repository import firing_statement
 from token_queue.queue_repository import QUEUE_SINK
@@ -48,6 +48,17 @@ FILL = (
     SELECT 'tick_limited_' || k, 'cron_' || k, k, 'queue', '{}', moment, moment, moment, $2, 2, 'queue_one'
     FROM generate_series(1, least($1::int, 100)) AS k,
         LATERAL (SELECT $2::timestamptz - interval '7 minutes' AS moment) AS due""",
+    """INSERT INTO cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id, name,
+        queue_name, payload, anchor_at, jitter_us, priority, planned, created_at)
+    SELECT id, 1, anchor_at, 'created', true, workspace_id, name, queue_name, payload, anchor_at, 0, 2, 0, $2
+    FROM cron_schedules
+    WHERE workspace_id = 'ws_778' AND $1 > 0""",
+    # events of four weeks: some of each message and schedule, and many of one schedule
+    """INSERT INTO execution_events (at, event, schedule_id, message_id, data)
+    SELECT statement_timestamp() + k % 4 * interval '7 days', 'edited',
+        'cron_' || CASE WHEN k % 2 = 0 THEN k ELSE 1 END, 'msg_' || k / 5, '{"changed": {"payload": [1, 2]}}'
+    FROM generate_series(1, $1::int) AS k
+    WHERE $2::timestamptz IS NOT NULL""",
 )
 
 LIMITS = (3, timedelta(days=1))
@@ -78,6 +89,14 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     # firing
     "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0)),
     "FIRE_DUE_TICKS, limited": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 2)),
+    "FIRE_DUE_TICKS, all events": (
+        firing_statement(QUEUE_SINK, events="all"),
+        ("ticker_x", BATCH, NOW, None, "queue", 0),
+    ),
+    "FIRE_DUE_TICKS, limited, all events": (
+        firing_statement(QUEUE_SINK, events="all"),
+        ("ticker_x", BATCH, NOW, None, "queue", 2),
+    ),
     "FIRE_DUE_TICKS, chosen": (
         firing_statement(QUEUE_SINK, chosen=True),
         ("ticker_x", BATCH, NOW, NOW, "queue", 0, TICKS),
@@ -123,10 +142,16 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "SHARE_SCHEDULE": (schedule_sql.SHARE_SCHEDULE, ("cron_777", NOW)),
     "PLACE_TICK": (schedule_sql.PLACE_TICK, ("cron_777", "tick_new", NOW, "somebody")),
     "MARK_BROKEN": (schedule_sql.MARK_BROKEN, ("cron_777", 1, "a test", NOW, True, "ticker_x")),
+    "FORGET_NOTED_PAYLOADS": (schedule_sql.FORGET_NOTED_PAYLOADS, ("ws_778",)),
+    # reading
+    "EVENTS_OF_MESSAGE": (event_sql.EVENTS_OF_MESSAGE, ("msg_777", 0, BATCH)),
+    "EVENTS_OF_SCHEDULE": (event_sql.EVENTS_OF_SCHEDULE, ("cron_777", 0, BATCH)),
+    "EVENTS_OF_SCHEDULE, the next page": (event_sql.EVENTS_OF_SCHEDULE, ("cron_1", BATCH, BATCH)),
     "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW, "somebody")),
 }
 OF_A_BATCH = {
     "IN_OTHER_ZONE",  # a workspace has a thousandth of all schedules here
+    "FORGET_NOTED_PAYLOADS",
     "LOCK_CURSORS_IN_WINDOW",
     "LOCK_CURSORS_IN_WINDOW of one",  # found among those in the window
     "RULES",
@@ -136,6 +161,9 @@ OF_A_BATCH = {
     "FIRE_DUE_TICKS",
     "FIRE_DUE_TICKS, chosen",
     "FIRE_DUE_TICKS, limited",
+    "FIRE_DUE_TICKS, all events",
+    "FIRE_DUE_TICKS, limited, all events",
+    "EVENTS_OF_SCHEDULE, the next page",
     "RELEASE_WAITING",
     "RENEW_LEASES",
     "RELEASE_LEASES",

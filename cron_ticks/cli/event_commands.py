@@ -1,0 +1,66 @@
+"""`cron-ticks events`: everything that happened to a message or to a schedule."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cron_ticks.cli.common import (
+    Dsn,
+    Json,
+    one_line,
+    print_table,
+    reported_errors,
+    time_text,
+    to_json,
+    with_manager,
+)
+from cron_ticks.events import Event
+
+LONGEST_DATA = 200
+
+
+def events_command(
+    *,
+    message: Annotated[
+        str | None, typer.Option(metavar="ID", help="Everything about this message.", show_default=False)
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="ID", help="About this schedule, and its messages.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 100,
+    after: Annotated[
+        int, typer.Option(metavar="SEQUENCE", help="The last sequence of the page before.", show_default=False)
+    ] = 0,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show what happened to a message or to a schedule, the oldest first."""
+    with reported_errors():
+        events = with_manager(
+            dsn,
+            lambda queue_manager: queue_manager.events(
+                message_id=message, schedule_id=schedule, after_sequence=after, limit=limit
+            ),
+        )
+    if as_json:
+        typer.echo(to_json([asdict(event) for event in events]))
+    elif events:
+        print_table(("at", "event", "message", "by", "data"), [_row(event) for event in events])
+        if len(events) == limit:
+            typer.echo(f"there may be more: --after {events[-1].sequence}")
+    else:
+        typer.echo("no events: is the id right? CRON_TICKS_EVENTS says which are kept")
+
+
+def _row(event: Event) -> tuple[str, ...]:
+    data = json.dumps(event.data, ensure_ascii=False) if event.data else ""
+    shown = data if len(data) <= LONGEST_DATA else f"{data[:LONGEST_DATA]}…"
+    return (
+        time_text(event.at),
+        event.event,
+        event.message_id or "",
+        one_line(event.worker or event.actor or ""),
+        one_line(shown),
+    )
