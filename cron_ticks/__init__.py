@@ -2,6 +2,7 @@
 
 from cron_ticks.descriptions import describe
 from cron_ticks.errors import CronTicksError
+from cron_ticks.events import Event
 from cron_ticks.previews import preview
 from cron_ticks.release import __version__
 from cron_ticks.rows import LeasedTick
@@ -13,6 +14,7 @@ from cron_ticks.user_sinks import Constant, FunctionSink, TableSink
 __all__ = [
     "Constant",
     "CronTicksError",
+    "Event",
     "FunctionSink",
     "LeasedTick",
     "RejectTick",

@@ -1,5 +1,8 @@
 """The statements that read events. Those that write them are parts of the statements that make the changes."""
 
+# The partition of this week, should it be missing.
+MAKE_PARTITION = "SELECT {schema}.cron_make_partition('events', (statement_timestamp() AT TIME ZONE 'UTC')::date)"
+
 _COLUMNS = "SELECT sequence, at, event, schedule_id, message_id, worker, actor, data::text AS data"
 
 # Everything about a message, or about a schedule with its messages: one index scan per partition, in the order of the

@@ -6,19 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cron_ticks.cli.common import (
-    Dsn,
-    Json,
-    one_line,
-    print_table,
-    reported_errors,
-    time_text,
-    to_json,
-    with_manager,
-)
+from cron_ticks.cli.common import Dsn, Json, one_line, reported_errors, time_text, to_json, with_manager
 from cron_ticks.events import Event
 
-LONGEST_DATA = 200
+LONGEST_DATA = 1000
 
 
 def events_command(
@@ -46,21 +37,22 @@ def events_command(
         )
     if as_json:
         typer.echo(to_json([asdict(event) for event in events]))
-    elif events:
-        print_table(("at", "event", "message", "by", "data"), [_row(event) for event in events])
-        if len(events) == limit:
-            typer.echo(f"there may be more: --after {events[-1].sequence}")
-    else:
+        return
+    for event in events:
+        typer.echo(_line(event, with_message=message is None))
+    if not events:
         typer.echo("no events: is the id right? CRON_TICKS_EVENTS says which are kept")
+    if len(events) == limit:
+        typer.echo(f"there may be more: --after {events[-1].sequence}")
 
 
-def _row(event: Event) -> tuple[str, ...]:
-    data = json.dumps(event.data, ensure_ascii=False) if event.data else ""
-    shown = data if len(data) <= LONGEST_DATA else f"{data[:LONGEST_DATA]}…"
-    return (
-        time_text(event.at),
-        event.event,
-        event.message_id or "",
-        one_line(event.worker or event.actor or ""),
-        one_line(shown),
-    )
+def _line(event: Event, *, with_message: bool) -> str:
+    """In lines rather than a table: ids are copied, and data may be long."""
+    by = event.worker or event.actor
+    whose = event.message_id if with_message else None
+    words = [f"{time_text(event.at)}  {event.event:<15}", whose, None if by is None else f"by {by}"]
+    line = one_line("  ".join(word for word in words if word is not None).rstrip())
+    if not event.data:
+        return line
+    data = json.dumps(event.data, ensure_ascii=False)
+    return f"{line}\n    {one_line(data if len(data) <= LONGEST_DATA else data[:LONGEST_DATA] + '…')}"
