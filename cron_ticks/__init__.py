@@ -3,6 +3,7 @@
 from cron_ticks.backfills import Backfill
 from cron_ticks.descriptions import describe
 from cron_ticks.errors import CronTicksError
+from cron_ticks.events import Event
 from cron_ticks.previews import preview
 from cron_ticks.release import __version__
 from cron_ticks.rows import LeasedTick
@@ -15,6 +16,7 @@ __all__ = [
     "Backfill",
     "Constant",
     "CronTicksError",
+    "Event",
     "FunctionSink",
     "LeasedTick",
     "RejectTick",

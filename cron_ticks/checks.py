@@ -54,10 +54,10 @@ def check_choice(field: str, value: object, choices: tuple[ChoiceT, ...]) -> Cho
     raise InvalidInputError(field, f"must be one of {', '.join(map(str, choices))}, not {shown(value)}")
 
 
-def check_count(field: str, value: object, *, most: int) -> int:
-    """A whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInputError(field, f"must be a whole number from 1 to {most}, not {shown(value)}")
+def check_count(field: str, value: object, *, least: int = 1, most: int) -> int:
+    """A whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInputError(field, f"must be a whole number from {least} to {most}, not {shown(value)}")
     return value
 
 

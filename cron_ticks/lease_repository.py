@@ -6,11 +6,16 @@ from datetime import datetime, timedelta
 
 import asyncpg
 
-from cron_ticks import lease_sql, tick_sql
+from cron_ticks import event_sql, lease_sql, tick_sql
 from cron_ticks.database import Connection, Database, storable
 from cron_ticks.rows import DeliveredTick, LeasedTick, leased_tick
 from cron_ticks.schedules import SinkKind
 from cron_ticks.settings import Settings
+
+MAKE_MISSING = {
+    "cron_runs": tick_sql.MAKE_PARTITIONS_OF_TICKS,
+    "execution_events": event_sql.MAKE_PARTITION,
+}
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,13 @@ class LeaseRepository:
     async def _fetch(
         self, statement: str, *arguments: object, deadline_seconds: float | None = None
     ) -> list[asyncpg.Record]:
-        """A statement that writes to the ledger; a partition that it lacks is made."""
-        try:
-            return await self.database.fetch(statement, *arguments, deadline_seconds=deadline_seconds)
-        except asyncpg.CheckViolationError as error:
-            if error.table_name != "cron_runs" or error.constraint_name is not None:  # a table of the user's
-                raise
-            await self.database.fetch(tick_sql.MAKE_PARTITIONS_OF_TICKS)
-            return await self.database.fetch(statement, *arguments, deadline_seconds=deadline_seconds)
+        """A statement that writes to the ledger and its events; partitions that it lacks are made, each once."""
+        missing = dict(MAKE_MISSING)
+        while True:
+            try:
+                return await self.database.fetch(statement, *arguments, deadline_seconds=deadline_seconds)
+            except asyncpg.CheckViolationError as error:
+                make = missing.pop(error.table_name or "", None)
+                if make is None or error.constraint_name is not None:  # a table of the user's
+                    raise
+                await self.database.fetch(make)

@@ -52,8 +52,9 @@ class CronRepository(ScheduleRepository):
         dropped = [tick.scheduled_for for tick in ticks]
         dropped += [occurrence for made in overdue for occurrence in made.plan.occurrences]
         await self._drop_ticks(ids, dropped, connection, reason="workspace deleted", instant=instant)
-        await self.database.fetch(schedule_sql.DELETE_SCHEDULES, ids, instant, connection=connection)
+        await self.database.fetch(schedule_sql.DELETE_SCHEDULES, ids, instant, self._actor, connection=connection)
         await self.database.fetch(schedule_sql.FORGET_PAYLOADS, workspace_id, connection=connection)
+        await self.database.fetch(schedule_sql.FORGET_NOTED_PAYLOADS, workspace_id, connection=connection)
         await self.database.fetch(schedule_sql.FORGET_ZONE, workspace_id, connection=connection)
         return len(ids)
 

@@ -10,6 +10,7 @@ import asyncpg
 
 from cron_ticks.checks import PRIORITIES, Priority
 from cron_ticks.cron_rules import CronRule
+from cron_ticks.events import utc_text
 from cron_ticks.occurrences import MICROSECOND, CatchUp, IntervalRule, OneOffRule, Plan, Timetable
 from cron_ticks.schedules import Delivery, Schedule, ScheduleDefinition, calendar_of, rule_of
 
@@ -217,6 +218,16 @@ def differences(schedule: Schedule, definition: ScheduleDefinition) -> tuple[str
     # What a ratio comes to depends on the cap, which is a setting: pods that differ in it don't undo each other's work.
     compared = COMPARED if definition.jitter_ratio is not None else (*COMPARED, "jitter")
     return tuple(name for name in compared if getattr(schedule, name) != getattr(definition, name))
+
+
+def changes_json(schedule: Schedule, definition: ScheduleDefinition, changed: Sequence[str]) -> str:
+    """[before, after] of each field but the payload: durations in seconds, times as in ISO 8601."""
+    pairs = {name: [getattr(schedule, name), getattr(definition, name)] for name in changed if name != "payload"}
+    return json.dumps(pairs, default=_plain)
+
+
+def _plain(value: datetime | timedelta) -> str | float:
+    return value.total_seconds() if isinstance(value, timedelta) else utc_text(value)
 
 
 def rule_of_row(row: asyncpg.Record) -> IntervalRule | OneOffRule | CronRule:

@@ -17,6 +17,7 @@ from cron_ticks.rows import (
     NeedingTicks,
     PendingTick,
     Planned,
+    changes_json,
     definition_arguments,
     differences,
     schedule_of,
@@ -113,6 +114,7 @@ class ScheduleRepository(TickRepository):
                 made.planned,
                 # A rule that may change can have its first occurrence earlier than it is known now.
                 (needed_from if needed_from is not None and timetable.rule.lasting else now) - MICROSECOND,
+                self._actor,
                 connection=chosen,
             )
             if row is None:
@@ -167,6 +169,9 @@ class ScheduleRepository(TickRepository):
             held.instant,
             boundary,
             planned,
+            self._actor,
+            changes_json(schedule, definition, changed),
+            "payload" in changed,
             connection=connection,
         )
         edited = schedule_of(_existing(row, schedule.id))
@@ -234,7 +239,8 @@ class ScheduleRepository(TickRepository):
             overdue = await self._make_overdue_ticks(held, held.boundary, chosen)
             dropped = [*(tick.scheduled_for for tick in held.ticks), *overdue.occurrences]
             await self._drop_ticks([schedule_id], dropped, chosen, reason="schedule deleted", instant=held.instant)
-            await self.database.fetch(schedule_sql.DELETE_SCHEDULES, [schedule_id], held.instant, connection=chosen)
+            arguments = ([schedule_id], held.instant, self._actor)
+            await self.database.fetch(schedule_sql.DELETE_SCHEDULES, *arguments, connection=chosen)
         return held.schedule
 
     async def _with_zone(self, definition: ScheduleDefinition, connection: Connection) -> ScheduleDefinition:
@@ -268,7 +274,7 @@ class ScheduleRepository(TickRepository):
 
     async def mark_broken(self, needing: NeedingTicks, error: str, *, now: datetime | None = None) -> bool:
         """Pass over a schedule whose rule can't be followed, and let it say why; False if it has changed meanwhile."""
-        arguments = (needing.schedule_id, needing.version, error, now)
+        arguments = (needing.schedule_id, needing.version, error, now, self._events != "off", self._worker)
         return bool(await self.database.fetch(schedule_sql.MARK_BROKEN, *arguments))
 
     @asynccontextmanager
@@ -320,7 +326,7 @@ class ScheduleRepository(TickRepository):
     async def _switch(
         self, held: Held, connection: Connection, holds_after: datetime, planned: int, *, enabled: bool
     ) -> Schedule:
-        arguments = (held.schedule.id, enabled, held.instant, holds_after, planned)
+        arguments = (held.schedule.id, enabled, held.instant, holds_after, planned, self._actor)
         row = await self.database.fetchrow(schedule_sql.SWITCH_SCHEDULE, *arguments, connection=connection)
         switched = schedule_of(_existing(row, held.schedule.id))
         await self._resume(switched, holds_after, planned, held.instant, connection)
@@ -342,7 +348,8 @@ class ScheduleRepository(TickRepository):
     async def _retry_if_broken(self, held: Held, connection: Connection) -> Saved:
         if held.schedule.error is None:
             return Saved(held.schedule, "unchanged")
-        row = await self.database.fetchrow(schedule_sql.RETRY_SCHEDULE, held.schedule.id, connection=connection)
+        arguments = (held.schedule.id, self._actor)
+        row = await self.database.fetchrow(schedule_sql.RETRY_SCHEDULE, *arguments, connection=connection)
         return Saved(schedule_of(_existing(row, held.schedule.id)), "retried")
 
     async def _drop_ticks(
@@ -373,7 +380,7 @@ class ScheduleRepository(TickRepository):
         with suppress(*RULE_ERRORS):  # a rule that can't be followed has no occurrences to spare
             if schedule.rule.count(tick.scheduled_for, tick.scheduled_for + MICROSECOND):
                 return False
-        arguments = (schedule.id, tick.tick_id, tick.scheduled_for)
+        arguments = (schedule.id, tick.tick_id, tick.scheduled_for, self._actor)
         return bool(await self.database.fetch(schedule_sql.PLACE_TICK, *arguments, connection=connection))
 
 

@@ -12,8 +12,9 @@ SCHEDULE_COLUMNS = """
     updated_at
 """
 
-# A row of the history, from the schedule as a statement leaves it.
+# A row of the history, from the schedule as a statement leaves it, and its event if there is somebody who did it.
 _KEEP_VERSION = """
+kept AS (
     INSERT INTO {schema}.cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id,
         name, queue_name, payload, interval_us, anchor_at, jitter_us, jitter_ratio, priority, starts_at, ends_at,
         max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap,
@@ -23,11 +24,21 @@ _KEEP_VERSION = """
         max_runs, sink, delivery, overlap, max_attempts, max_age_us, backoff_us, cron, timezone, zone, dst_gap,
         dst_fold, owner, catch_up, misfire_grace_us, {planned}, updated_at
     FROM changed
+),
+noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, actor, data)
+    SELECT {change}, id, {actor}::text, jsonb_build_object('version', version) || {data}
+    FROM changed
+    WHERE {actor}::text IS NOT NULL
+)
 """
 
+_NAME = "jsonb_build_object('name', name, 'workspace_id', workspace_id)"
 
-def _keep_version(*, holds_after: str, change: str, planned: str) -> str:
-    return _KEEP_VERSION.replace("{holds_after}", holds_after).replace("{change}", change).replace("{planned}", planned)
+
+def _keep_version(*, holds_after: str, change: str, planned: str, actor: str, data: str = "'{}'") -> str:
+    filled = _KEEP_VERSION.replace("{holds_after}", holds_after).replace("{change}", change)
+    return filled.replace("{planned}", planned).replace("{actor}", actor).replace("{data}", data)
 
 
 # A schedule by its name, whether its payload is the one given, and the time; without a schedule, the time alone. Read
@@ -63,9 +74,9 @@ cursor AS (
     INSERT INTO {schema}.cron_schedule_cursors (schedule_id, next_tick_needed_at, planned)
     SELECT id, $29::timestamptz, $30::bigint FROM changed
 ),
-kept AS ("""
-    + _keep_version(holds_after="$31::timestamptz", change="'created'", planned="0")
-    + """)
+"""
+    + _keep_version(holds_after="$31::timestamptz", change="'created'", planned="0", actor="$32", data=_NAME)
+    + """
 SELECT"""
     + SCHEDULE_COLUMNS
     + "FROM changed"
@@ -142,6 +153,13 @@ FROM clock
 # Whether a payload is the schedule's: the database decides what is the same JSON.
 SAME_PAYLOAD = "SELECT payload = $2::text::jsonb FROM {schema}.cron_schedules WHERE id = $1"
 
+# What an edit changed: [before, after] by field ($30), and the payloads if these are among it ($31). What the statement
+# finds in the table is still the schedule as it was.
+_CHANGED = """jsonb_build_object('changed', $30::text::jsonb || CASE WHEN $31::boolean
+        THEN jsonb_build_object('payload', jsonb_build_array(
+            (SELECT before.payload FROM {schema}.cron_schedules AS before WHERE before.id = $1), payload))
+        ELSE '{}' END)"""
+
 # The edit itself, with its version; whatever was broken gets another try.
 EDIT_SCHEDULE = (
     """
@@ -155,9 +173,11 @@ WITH changed AS (
     WHERE id = $1
     RETURNING *
 ),
-kept AS ("""
-    + _keep_version(holds_after="$27::timestamptz", change="'edited'", planned="$28::bigint")
-    + """)
+"""
+    + _keep_version(
+        holds_after="$27::timestamptz", change="'edited'", planned="$28::bigint", actor="$29", data=_CHANGED
+    )
+    + """
 SELECT"""
     + SCHEDULE_COLUMNS
     + "FROM changed"
@@ -172,11 +192,14 @@ WITH changed AS (
     WHERE id = $1
     RETURNING *
 ),
-kept AS ("""
+"""
     + _keep_version(
-        holds_after="$4::timestamptz", change="CASE WHEN $2 THEN 'enabled' ELSE 'disabled' END", planned="$5::bigint"
+        holds_after="$4::timestamptz",
+        change="CASE WHEN $2 THEN 'enabled' ELSE 'disabled' END",
+        planned="$5::bigint",
+        actor="$6",
     )
-    + """)
+    + """
 SELECT"""
     + SCHEDULE_COLUMNS
     + "FROM changed"
@@ -233,17 +256,28 @@ RETURNING 1
 """
 
 # Puts in a tick beside the rule, due at once, unless that instant is taken already. The schedule can't go meanwhile.
+# Its event has the id that the message will have.
 PLACE_TICK = """
-INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
-    execute_at, due_at, created_at, version, origin, priority, sink, delivery, overlap)
-SELECT $2, id, name, workspace_id, queue_name, payload, $3, $3, $3, $3, version, 'trigger', priority, sink, delivery,
-    overlap
-FROM {schema}.cron_schedules
-WHERE id = $1
-    AND NOT EXISTS (SELECT FROM {schema}.cron_runs WHERE schedule_id = $1 AND scheduled_for = $3)
-    AND NOT EXISTS (SELECT FROM {schema}.cron_ticks WHERE schedule_id = $1 AND scheduled_for = $3)
-ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
-RETURNING 1
+WITH placed AS (
+    INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
+        execute_at, due_at, created_at, version, origin, priority, sink, delivery, overlap)
+    SELECT $2, id, name, workspace_id, queue_name, payload, $3, $3, $3, $3, version, 'trigger', priority, sink,
+        delivery, overlap
+    FROM {schema}.cron_schedules
+    WHERE id = $1
+        AND NOT EXISTS (SELECT FROM {schema}.cron_runs WHERE schedule_id = $1 AND scheduled_for = $3)
+        AND NOT EXISTS (SELECT FROM {schema}.cron_ticks WHERE schedule_id = $1 AND scheduled_for = $3)
+    ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
+    RETURNING id, schedule_id, scheduled_for
+),
+noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, message_id, actor, data)
+    SELECT 'triggered', schedule_id, 'msg_' || substr(id, 6), $4::text, jsonb_build_object(
+        'scheduled_for', to_char(scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+    FROM placed
+    WHERE $4 IS NOT NULL
+)
+SELECT id FROM placed
 """
 SHARE_SCHEDULE = (
     "SELECT"
@@ -291,9 +325,9 @@ changed AS (
         )) AS holds_after
     FROM deleted
 ),
-kept AS ("""
-    + _keep_version(holds_after="holds_after", change="'deleted'", planned="0")
-    + """)
+"""
+    + _keep_version(holds_after="holds_after", change="'deleted'", planned="0", actor="$3", data=_NAME)
+    + """
 SELECT"""
     + SCHEDULE_COLUMNS
     + "FROM deleted"
@@ -304,22 +338,46 @@ RETRY_SCHEDULE = (
     """
 WITH cursor AS (
     UPDATE {schema}.cron_schedule_cursors SET broken = false WHERE schedule_id = $1
+),
+changed AS (
+    UPDATE {schema}.cron_schedules SET error = NULL, error_at = NULL WHERE id = $1
+    RETURNING *
+),
+noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, actor, data)
+    SELECT 'retried', id, $2::text, jsonb_build_object('version', version) FROM changed WHERE $2::text IS NOT NULL
 )
-UPDATE {schema}.cron_schedules SET error = NULL, error_at = NULL WHERE id = $1
-RETURNING"""
+SELECT"""
     + SCHEDULE_COLUMNS
+    + "FROM changed"
 )
 
 # What a workspace sent is gone with it; when its schedules held is kept.
 FORGET_PAYLOADS = "UPDATE {schema}.cron_schedule_versions SET payload = NULL WHERE workspace_id = $1"
 
-# A schedule whose rule can't be followed is passed over from now on, and says why; unless it was changed meanwhile.
+# The same for the events of its schedules: the one exception to their never being changed.
+FORGET_NOTED_PAYLOADS = """
+UPDATE {schema}.execution_events
+SET data = data #- '{changed,payload}'
+WHERE schedule_id = ANY (ARRAY(
+        SELECT DISTINCT schedule_id FROM {schema}.cron_schedule_versions WHERE workspace_id = $1))
+    AND event = 'edited' AND data -> 'changed' ? 'payload'
+"""
+
+# A schedule whose rule can't be followed is passed over from now on, and says why; unless it was changed meanwhile. Its
+# event ($5) says which worker ($6) found out.
 MARK_BROKEN = """
 WITH broken AS (
     UPDATE {schema}.cron_schedules
     SET error = $3, error_at = coalesce($4::timestamptz, statement_timestamp())
     WHERE id = $1 AND version = $2
     RETURNING id
+),
+noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, worker, data)
+    SELECT 'broken', id, $6::text, jsonb_build_object('version', $2::integer, 'error', left($3, 1000))
+    FROM broken
+    WHERE $5::boolean
 )
 UPDATE {schema}.cron_schedule_cursors SET broken = true FROM broken WHERE schedule_id = broken.id
 RETURNING schedule_id

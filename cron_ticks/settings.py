@@ -1,7 +1,9 @@
 """Settings: read once from `CRON_TICKS_` variables, validated together, frozen."""
 
 import difflib
+import getpass
 import os
+import socket
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +13,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, Validat
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cron_ticks.errors import SettingsError
+from cron_ticks.events import DEFAULT_LEVEL, EventLevel
 
 PREFIX = "CRON_TICKS_"
 JITTER_CAP_SECONDS = 30.0
@@ -136,8 +139,9 @@ class Settings(BaseSettings):
     cleanup_batch_size: BatchSize = Field(default=1000, description="Rows per statement of the cleanup")
 
     # The ledger
-    events: Literal["all", "changes", "off"] = Field(
-        default="changes", description="State changes that are kept: all, all but the usual way of a message, or none"
+    events: EventLevel = Field(
+        default=DEFAULT_LEVEL,
+        description="State changes that are kept: all, all but the usual way of a message, or none",
     )
     actor: str | None = Field(
         default=None,
@@ -215,6 +219,17 @@ class Settings(BaseSettings):
         if self.jitter_cap_seconds is not None:
             return timedelta(seconds=self.jitter_cap_seconds)
         return timedelta(seconds=min(JITTER_CAP_SECONDS, self.lookahead_seconds - self.manager_interval_seconds))
+
+    @property
+    def acting_as(self) -> str:
+        """Whose changes this process makes: the setting, else the system's user and host."""
+        if self.actor is not None:
+            return self.actor
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container whose user has no name
+            user = str(os.getuid())
+        return f"{user}@{socket.gethostname()}"
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

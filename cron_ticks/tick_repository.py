@@ -9,6 +9,7 @@ import asyncpg
 
 from cron_ticks import tick_sql
 from cron_ticks.database import Connection, Database
+from cron_ticks.events import DEFAULT_LEVEL, EventLevel
 from cron_ticks.ids import new_tick_id
 from cron_ticks.lease_repository import LeaseRepository
 from cron_ticks.listener import NOTIFY, TICKS_NOTICE
@@ -27,8 +28,11 @@ SOON = timedelta(seconds=1.5 * LONGEST_IDLE_SECONDS)  # a ticker asks at least s
 class TickRepository(LeaseRepository):
     """Ticks and runs: what CronRepository does without looking at a schedule's definition."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, *, worker: str | None = None) -> None:
         super().__init__(database, settings)
+        self._worker = worker  # ticker_<ulid>, for events
+        self._events: EventLevel = settings.events
+        self._actor = None if self._events == "off" else settings.acting_as  # None: no events of schedules
         self._lookahead = timedelta(seconds=settings.lookahead_seconds)
         self._limits_of_catching_up = (
             settings.catch_up_max_count,
@@ -171,7 +175,8 @@ class TickRepository(LeaseRepository):
     ) -> list[FiredTick]:
         """Turn due ticks into messages; fewer than `limit` means that nothing is left that was due at `due_until`."""
         arguments = (ticker_id, limit, now, due_until, sink.name, turn, self._missed_after)
-        rows = await self._fetch(firing_statement(sink), *arguments, deadline_seconds=sink.deadline_seconds)
+        statement = firing_statement(sink, events=self._events)
+        rows = await self._fetch(statement, *arguments, deadline_seconds=sink.deadline_seconds)
         return [FiredTick._make(row) for row in rows]
 
     async def find_due_ticks(self, sink: str, *, turn: int, limit: int, due_until: datetime) -> list[DueTick]:
@@ -192,7 +197,7 @@ class TickRepository(LeaseRepository):
     ) -> list[FiredTick]:
         """Turn these into messages, if they are still there."""
         arguments = (ticker_id, len(ids), now, due_until, sink.name, turn, self._missed_after, list(ids))
-        statement = firing_statement(sink, chosen=True)
+        statement = firing_statement(sink, chosen=True, events=self._events)
         rows = await self._fetch(statement, *arguments, deadline_seconds=sink.deadline_seconds)
         return [FiredTick._make(row) for row in rows]
 
@@ -228,11 +233,11 @@ class TickRepository(LeaseRepository):
         await self.database.fetch(NOTIFY, self.database.channel, TICKS_NOTICE, connection=connection)
 
 
-def firing_statement(sink: SameDatabaseSink, *, chosen: bool = False) -> str:
+def firing_statement(sink: SameDatabaseSink, *, chosen: bool = False, events: EventLevel = DEFAULT_LEVEL) -> str:
     """The one statement that fires ticks into a sink."""
-    return _statement(sink.insert_from_fired, sink.insert_from_limited, chosen)
+    return _statement(sink.insert_from_fired, sink.insert_from_limited, chosen, events)
 
 
 @cache
-def _statement(insert_from_fired: str, insert_from_limited: str | None, chosen: bool) -> str:  # noqa: FBT001 - cached
-    return tick_sql.fire_statement(insert_from_fired, insert_from_limited, chosen=chosen)
+def _statement(insert_from_fired: str, insert_from_limited: str | None, chosen: bool, events: EventLevel) -> str:  # noqa: FBT001 - cached
+    return tick_sql.fire_statement(insert_from_fired, insert_from_limited, chosen=chosen, events=events)

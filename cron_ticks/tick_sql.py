@@ -3,6 +3,8 @@
 Those that look at the time take it as an argument; NULL means the database's clock, which is what the product uses.
 """
 
+from cron_ticks.events import EventLevel, includes
+
 # Takes schedules of this process's shard whose next occurrence falls inside the window; two managers never wait for
 # each other. The shard's hash is md5's, which no server version changes. A process that hangs with these locks loses
 # its session, and they are free again.
@@ -291,6 +293,7 @@ judged AS (
     FROM taken
 ),
 fired AS (SELECT * FROM judged WHERE passed AND NOT entered),
+{events}
 sent AS (
     {insert_from_fired}
 )
@@ -307,13 +310,44 @@ WHERE CASE
 """
 
 
-def fire_statement(insert_from_fired: str, insert_from_limited: str | None, *, chosen: bool = False) -> str:
+# Events of a firing: ticks that an overlap ended, and those that begin to wait for the end of the message before.
+_NOTE_HELD_BACK = """
+noted_held_back AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, message_id, worker, data)
+    SELECT CASE WHEN id IN (SELECT id FROM put_back) THEN 'deferred' ELSE 'skipped' END, schedule_id, message_id,
+        ticker_id, jsonb_build_object(
+            'scheduled_for', to_char(scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+            'reason', 'the message before it is unfinished')
+    FROM limited, pass
+    WHERE message_id NOT IN (SELECT id FROM entered) AND NOT (waiting AND id IN (SELECT id FROM put_back))
+    ORDER BY due_at
+),
+"""
+
+# And those that became messages.
+_NOTE_SENT = """
+noted_sent AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, message_id, worker, data)
+    SELECT 'sent', schedule_id, message_id, ticker_id, jsonb_build_object(
+        'scheduled_for', to_char(scheduled_for AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+    FROM judged, pass
+    WHERE passed
+    ORDER BY due_at
+),
+"""
+
+
+def fire_statement(
+    insert_from_fired: str, insert_from_limited: str | None, *, events: EventLevel, chosen: bool = False
+) -> str:
     """Fires due ticks of a sink, or chosen ones; without `insert_from_limited` nothing is held back by an overlap."""
     overlap, limited = _WHATEVER_RUNS, "false"
+    noted = _NOTE_SENT if includes(events, "all") else ""
     if insert_from_limited is not None:
         overlap = _UNLESS_UNFINISHED.replace("{insert_from_limited}", insert_from_limited)
         limited = "judged.id IN (SELECT id FROM limited)"
-    fire = _FIRE.replace("{due}", _CHOSEN if chosen else _DUE).replace("{overlap}", overlap)
+        noted += _NOTE_HELD_BACK if includes(events, "changes") else ""
+    fire = _FIRE.replace("{due}", _CHOSEN if chosen else _DUE).replace("{overlap}", overlap).replace("{events}", noted)
     return fire.replace("{limited}", limited).replace("{insert_from_fired}", insert_from_fired)
 
 

@@ -2,13 +2,14 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from cron_ticks import preview
 from cron_ticks.cli.bench import calendar, fire
 from cron_ticks.cli.bench.fire_tables import open_tables
-from cron_ticks.cli.bench.rounds import MEASURES, Figures
+from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OWN_CONTENDERS, Course, Figures
 from cron_ticks.errors import CronTicksError
 from support.processes import Processes
 
@@ -45,6 +46,44 @@ async def test_firing_is_measured_beside_the_bare_statement_and_under_a_steady_l
     assert 0 < lateness["ticks"] <= 100
     assert 0 <= lateness["p50_ms"] <= lateness["p99_ms"] <= lateness["max_ms"]
     assert report["steady"]["p99_ms"]["median"] == lateness["p99_ms"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("queue", ("--messages", "100", "--only", "send by")), ("fire", ("--ticks", "2000", "--only", "drain, 1"))],
+)
+async def test_the_levels_of_events_can_be_measured_side_by_side(
+    dsn: str, processes: Processes, kind: str, size: tuple[str, ...]
+) -> None:
+    arguments = ("bench", kind, *size, "--rounds", "2", "--events", "--json", "--dsn", dsn)
+    running = await processes.cron_ticks(*arguments)
+    report = json.loads(await running.output(110))
+    assert await running.wait() == 0, running.errors
+    (by_contender,) = report["measures"].values()
+    assert set(by_contender) == {"cron_ticks", "bare SQL", "events=off", "events=all"}
+    for figures in by_contender.values():
+        assert len(figures["per_second"]) == len(figures["ratio_of_ours"]) == 2
+
+
+@pytest.mark.parametrize(("level", "events"), [("off", 0), ("all", 100), (None, 0)])
+async def test_a_contender_with_a_level_has_its_events(
+    dsn: str, connection: Any, level: str | None, events: int
+) -> None:
+    """Or the figures of all levels would be of one."""
+    contender = (
+        OWN_CONTENDERS[0]
+        if level is None
+        else next(contender for contender in LEVEL_CONTENDERS if contender.name == f"events={level}")
+    )
+    await Course(contender, dsn).send_one(100, 2)
+    noted = "SELECT count(*) FROM execution_events JOIN queue_messages ON queue_messages.id = message_id"
+    assert await connection.fetchval(noted) == events
+
+
+async def test_a_firer_with_a_level_has_its_events(dsn: str, connection: Any) -> None:
+    async with open_tables(dsn) as tables:
+        await fire.Course("events=all", dsn, tables, "all").drain(2000, 1)
+    assert await connection.fetchval("SELECT count(*) FROM execution_events WHERE event = 'sent'") == 2000
 
 
 async def test_planning_is_measured_with_expressions_beside_intervals(dsn: str, processes: Processes) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cron_ticks import backfill_sql, lease_sql, schedule_sql, tick_sql
+from cron_ticks import backfill_sql, event_sql, lease_sql, schedule_sql, tick_sql
 from cron_ticks.database import Database
 from cron_ticks.tick_repository import firing_statement
 from token_queue.queue_repository import QUEUE_SINK
@@ -59,14 +59,25 @@ FILL = (
     SELECT 'tick_limited_' || k, 'cron_' || k, k, 'queue', '{}', moment, moment, moment, $2, 2, 'queue_one'
     FROM generate_series(1, least($1::int, 100)) AS k,
         LATERAL (SELECT $2::timestamptz - interval '7 minutes' AS moment) AS due""",
+    """INSERT INTO cron_schedule_versions (schedule_id, version, holds_after, change, enabled, workspace_id, name,
+        queue_name, payload, anchor_at, jitter_us, priority, planned, created_at)
+    SELECT id, 1, anchor_at, 'created', true, workspace_id, name, queue_name, payload, anchor_at, 0, 2, 0, $2
+    FROM cron_schedules
+    WHERE workspace_id = 'ws_778' AND $1 > 0""",
+    # events of four weeks: some of each message and schedule, and many of one schedule
+    """INSERT INTO execution_events (at, event, schedule_id, message_id, data)
+    SELECT statement_timestamp() + k % 4 * interval '7 days', 'edited',
+        'cron_' || CASE WHEN k % 2 = 0 THEN k ELSE 1 END, 'msg_' || k / 5, '{"changed": {"payload": [1, 2]}}'
+    FROM generate_series(1, $1::int) AS k
+    WHERE $2::timestamptz IS NOT NULL""",
 )
 
 LIMITS = (3, timedelta(days=1))
 NO = [False] * BATCH
 SENDING = ("queue", "exactly_once", "allow", None, None, None)
 CALENDAR = (None, None, None, None, None, None)
-LEDGER = ("latest", None)
 MINUTE = timedelta(minutes=1)
+EDITING = ("latest", None, NOW, NOW, 0, "somebody", '{"priority": ["low", "high"]}', True)
 TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -87,6 +98,14 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     # firing
     "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE)),
     "FIRE_DUE_TICKS, limited": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE)),
+    "FIRE_DUE_TICKS, all events": (
+        firing_statement(QUEUE_SINK, events="all"),
+        ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE),
+    ),
+    "FIRE_DUE_TICKS, limited, all events": (
+        firing_statement(QUEUE_SINK, events="all"),
+        ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE),
+    ),
     "FIRE_DUE_TICKS, chosen": (
         firing_statement(QUEUE_SINK, chosen=True),
         ("ticker_x", BATCH, NOW, NOW, "queue", 0, MINUTE, TICKS),
@@ -151,25 +170,7 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "DELETE_FUTURE_TICKS": (schedule_sql.DELETE_FUTURE_TICKS, ("cron_777", NOW)),
     "EDIT_SCHEDULE": (
         schedule_sql.EDIT_SCHEDULE,
-        (
-            "cron_777",
-            "queue",
-            "{}",
-            1_000_000,
-            NOW,
-            0,
-            None,
-            2,
-            None,
-            None,
-            None,
-            *SENDING,
-            *CALENDAR,
-            *LEDGER,
-            NOW,
-            NOW,
-            0,
-        ),
+        ("cron_777", "queue", "{}", 1_000_000, NOW, 0, None, 2, None, None, None, *SENDING, *CALENDAR, *EDITING),
     ),
     "SHARE_ZONE_OF": (schedule_sql.SHARE_ZONE_OF, ("cron_778",)),
     "GET_ZONE": (schedule_sql.GET_ZONE, ("ws_778",)),
@@ -177,16 +178,22 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "OWNED_BY": (schedule_sql.OWNED_BY, ("nobody",)),
     "IS_BACK": (schedule_sql.IS_BACK, ("cron_777", 3)),
     "MOVE_CURSOR": (schedule_sql.MOVE_CURSOR, ("cron_777", NOW, 0)),
-    "SWITCH_SCHEDULE": (schedule_sql.SWITCH_SCHEDULE, ("cron_777", False, NOW, NOW, 0)),
+    "SWITCH_SCHEDULE": (schedule_sql.SWITCH_SCHEDULE, ("cron_777", False, NOW, NOW, 0, "somebody")),
     "DROP_TICKS": (schedule_sql.DROP_TICKS, (["cron_777"], "a test", NOW)),
     "FORGET_DROPPED": (schedule_sql.FORGET_DROPPED, ("cron_777", NOW - timedelta(hours=2))),
     "SHARE_SCHEDULE": (schedule_sql.SHARE_SCHEDULE, ("cron_777", NOW)),
-    "PLACE_TICK": (schedule_sql.PLACE_TICK, ("cron_777", "tick_new", NOW)),
-    "MARK_BROKEN": (schedule_sql.MARK_BROKEN, ("cron_777", 1, "a test", NOW)),
-    "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW)),
+    "PLACE_TICK": (schedule_sql.PLACE_TICK, ("cron_777", "tick_new", NOW, "somebody")),
+    "MARK_BROKEN": (schedule_sql.MARK_BROKEN, ("cron_777", 1, "a test", NOW, True, "ticker_x")),
+    "FORGET_NOTED_PAYLOADS": (schedule_sql.FORGET_NOTED_PAYLOADS, ("ws_778",)),
+    # reading
+    "EVENTS_OF_MESSAGE": (event_sql.EVENTS_OF_MESSAGE, ("msg_777", 0, BATCH)),
+    "EVENTS_OF_SCHEDULE": (event_sql.EVENTS_OF_SCHEDULE, ("cron_777", 0, BATCH)),
+    "EVENTS_OF_SCHEDULE, the next page": (event_sql.EVENTS_OF_SCHEDULE, ("cron_1", BATCH, BATCH)),
+    "DELETE_SCHEDULES": (schedule_sql.DELETE_SCHEDULES, (["cron_777"], NOW, "somebody")),
 }
 OF_A_BATCH = {
     "IN_OTHER_ZONE",  # a workspace has a thousandth of all schedules here
+    "FORGET_NOTED_PAYLOADS",
     "LOCK_CURSORS_IN_WINDOW",
     "LOCK_CURSORS_OF",
     "LATE_SCHEDULES",
@@ -203,6 +210,9 @@ OF_A_BATCH = {
     "FIRE_DUE_TICKS",
     "FIRE_DUE_TICKS, chosen",
     "FIRE_DUE_TICKS, limited",
+    "FIRE_DUE_TICKS, all events",
+    "FIRE_DUE_TICKS, limited, all events",
+    "EVENTS_OF_SCHEDULE, the next page",
     "RELEASE_WAITING",
     "RENEW_LEASES",
     "RELEASE_LEASES",

@@ -1,5 +1,7 @@
 """Settings: defaults of the design, one report of all mistakes."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,21 @@ def test_password_is_never_shown() -> None:
 def test_unknown_variables_are_found_with_a_suggestion() -> None:
     unknown = Settings.unknown_variables(["CRON_TICKS_LOKAHEAD_SECONDS", "CRON_TICKS_DSN", "PATH", "CRON_TICKS_XYZZY"])
     assert unknown == {"CRON_TICKS_LOKAHEAD_SECONDS": "CRON_TICKS_LOOKAHEAD_SECONDS", "CRON_TICKS_XYZZY": None}
+
+
+def test_changes_are_made_by_the_setting_or_the_systems_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.load(actor="deploy").acting_as == "deploy"
+    monkeypatch.setenv("LOGNAME", "alice")
+    assert Settings.load().acting_as == f"alice@{socket.gethostname()}"
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in many containers."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_such_user(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", no_such_user)
+    assert Settings.load().acting_as == f"{os.getuid()}@{socket.gethostname()}"

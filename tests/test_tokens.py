@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime, timedelta
+from itertools import product
 from typing import Any
 
 import anyio
@@ -9,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cron_ticks.database import Database
+from cron_ticks.events import EventLevel, Noted
 from cron_ticks.settings import Settings
 from support.rig import handling, rig
 from token_queue import Message, QueueManager
@@ -19,6 +21,7 @@ from token_queue.queue_sql import COMPLETE_MESSAGES, FAIL_MESSAGES, FETCH_MESSAG
 pytestmark = [pytest.mark.sql, pytest.mark.pooled]
 
 LEASE = timedelta(seconds=10)
+LEVELS: tuple[EventLevel, ...] = ("off", "all")
 FAILURE = Failure("Error", "late", None, timedelta(seconds=1))
 
 
@@ -199,7 +202,7 @@ async def test_completing_locks_the_token_so_that_nobody_takes_it_over_meanwhile
     await first.take(token)
     later = await in_eleven_seconds(connection)
     async with connection.transaction():
-        await connection.fetch(database.sql(COMPLETE_MESSAGES), None, [sent.id], [token.id], [])
+        await connection.fetch(database.sql(COMPLETE_MESSAGES.at("off")), None, [sent.id], [token.id], [])
         look = await second.see(now=later)
         assert (look.leased, look.expired) == ([], 0)
     look = await second.see(now=later)
@@ -511,7 +514,7 @@ FROM generate_series(1, $1::int) AS n
 async def look_buffers(database: Database, connection: Any) -> int:
     ids = [f"token_{number}" for number in range(10)]
     arguments: tuple[object, ...] = (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ids, LEASE, False, [])
-    scanned, buffers = await plan_nodes(connection, database.sql(LOOK), *arguments)
+    scanned, buffers = await plan_nodes(connection, database.sql(LOOK.at("all")), *arguments)
     assert "queue_messages" not in scanned
     return buffers
 
@@ -540,12 +543,12 @@ async def test_no_statement_reads_the_whole_table(database: Database, connection
     await connection.execute(
         "INSERT INTO queue_tokens VALUES ('token_1', 'queue', 'ws_1', 0, 'ticker_me', now(), now() + interval '1 hour')"
     )
-    calls: dict[str, tuple[object, ...]] = {
+    calls: dict[Noted, tuple[object, ...]] = {
         LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE, False, []),
         FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], [False], True),
         COMPLETE_MESSAGES: (None, ["msg_1", "msg_1001"], ["token_1"], []),
         FAIL_MESSAGES: (None, ["msg_2001"], ["token_1"], ["token_1"], ["E"], ["m"], [None], [None], [1]),
     }
-    for statement, arguments in calls.items():
-        scanned, _ = await plan_nodes(connection, database.sql(statement), *arguments)
+    for (statement, arguments), level in product(calls.items(), LEVELS):
+        scanned, _ = await plan_nodes(connection, database.sql(statement.at(level)), *arguments)
         assert scanned & {"queue_messages", "queue_tokens"} == set()

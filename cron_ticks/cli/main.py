@@ -19,6 +19,7 @@ from cron_ticks.cli.backfill_commands import backfill_app
 from cron_ticks.cli.bench import bench_app
 from cron_ticks.cli.calendar_commands import apply_command, preview_command
 from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
+from cron_ticks.cli.event_commands import events_command
 from cron_ticks.cli.queue_commands import queue_app
 from cron_ticks.cli.report import Report, report_table
 from cron_ticks.cli.schedule_commands import schedule_app
@@ -44,6 +45,7 @@ app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False,
 
 app.command("preview")(preview_command)
 app.command("apply")(apply_command)
+app.command("events")(events_command)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(backfill_app, name="backfill")
 app.add_typer(queue_app, name="queue")

@@ -165,7 +165,8 @@ class QueueManager(RunCalls, AuditCalls, EventCalls, BackfillCalls):
                 dsn = embedded.dsn
             database = await stack.enter_async_context(open_database(self.settings, dsn=dsn, pool=self._pool))
             await _prepare_schema(database, self.settings)
-            queue = QueueRepository(database, "")
+            events, actor = self.settings.events, self.settings.acting_as
+            queue = QueueRepository(database, "", events=events, actor=actor)
             cron = CronRepository(database, self.settings)
             await cron.make_run_partitions()
             self._opened = Opened(stack.pop_all(), database, dsn, cron, queue, embedded)

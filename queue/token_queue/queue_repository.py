@@ -9,9 +9,11 @@ import asyncpg
 
 from cron_ticks.database import Connection, Database, storable
 from cron_ticks.errors import MessageNotFoundError
+from cron_ticks.events import DEFAULT_LEVEL, EventLevel, includes
 from cron_ticks.ids import new_token_id
 from cron_ticks.schedules import OWN_QUEUE
 from cron_ticks.sinks import SameDatabaseSink
+from token_queue import queue_event_sql
 from token_queue import queue_sql as sql
 from token_queue.handlers import QueueHandler
 from token_queue.message import DeadMessage, QueueState, RawMessage, Sent, SentMany
@@ -84,15 +86,19 @@ Key = tuple[str, str]  # of a message in hand: its id, and the token's
 class QueueRepository:
     """Messages and tokens in the database, as one worker sees them."""
 
-    def __init__(self, database: Database, worker_id: str) -> None:
+    def __init__(
+        self, database: Database, worker_id: str, *, events: EventLevel = DEFAULT_LEVEL, actor: str | None = None
+    ) -> None:
         self._database = database
         self._worker_id = worker_id
+        self._events = events
+        self._noted = (includes(events, "changes"), actor)  # of what is asked for through this process
 
     async def send(self, queue_name: str, message: NewMessage, *, connection: Connection | None = None) -> Sent:
         """Send one message, or find the unfinished one that has its dedupe key."""
         while True:
             row = await self._database.fetchrow(
-                sql.SEND_ONE,
+                sql.SEND_ONE.at(self._events),
                 message.id,
                 queue_name,
                 message.workspace_id,
@@ -130,11 +136,14 @@ class QueueRepository:
     async def _copy(self, queue_name: str, chunk: Sequence[NewMessage], connection: Connection) -> int:
         rows = "".join([message.copy_row(queue_name) for message in chunk])
         await self._database.copy("queue_messages", COPY_COLUMNS, rows, connection=connection)
+        if includes(self._events, "all"):
+            ids = [message.id for message in chunk]
+            await self._database.fetch(queue_event_sql.NOTE_COPIED, ids, connection=connection)
         return len(chunk)
 
     async def _insert(self, queue_name: str, chunk: Sequence[NewMessage], connection: Connection) -> int:
         rows = await self._database.fetch(
-            sql.SEND_MANY,
+            sql.SEND_MANY.at(self._events),
             [message.id for message in chunk],
             queue_name,
             [message.workspace_id for message in chunk],
@@ -170,7 +179,7 @@ class QueueRepository:
         `suspect`: it has one in hand and can't take another; `in_hand`: its own tokens, which are not a dead worker's.
         """
         rows = await self._database.fetch(
-            sql.LOOK,
+            sql.LOOK.at(self._events),
             now,
             self._worker_id,
             asleep,
@@ -205,7 +214,7 @@ class QueueRepository:
         self, wanted: Sequence[Wanted], now: datetime | None, connection: Connection | None, *, suspects: bool
     ) -> dict[str, Fetched]:
         rows = await self._database.fetch(
-            sql.FETCH_MESSAGES,
+            sql.FETCH_MESSAGES.at(self._events),
             now,
             [pair.token_id for pair in wanted],
             [pair.most for pair in wanted],
@@ -239,7 +248,8 @@ class QueueRepository:
         """Complete messages and let go of tokens; the tokens that were ours."""
         ids, tokens = _columns(messages)
         touched = {*tokens, *release}
-        rows = await self._database.fetch(sql.COMPLETE_MESSAGES, now, ids, list(touched), release)
+        statement = sql.COMPLETE_MESSAGES.at(self._events)
+        rows = await self._database.fetch(statement, now, ids, list(touched), release)
         ours = {row["id"] for row in rows}
         if ours and len(ours) < len(touched):  # some were lost: the same again with the others
             kept = [key for key in messages if key[1] in ours]
@@ -251,7 +261,7 @@ class QueueRepository:
         ids, tokens = _columns([key for key, _, _ in messages])
         failures = [failure for _, _, failure in messages]
         rows = await self._database.fetch(
-            sql.FAIL_MESSAGES,
+            sql.FAIL_MESSAGES.at(self._events),
             now,
             ids,
             tokens,
@@ -270,7 +280,8 @@ class QueueRepository:
     async def bury(self, messages: Sequence[Key], *, now: datetime | None = None) -> set[str]:
         """Give up messages without another try; the tokens that were ours."""
         ids, tokens = _columns(messages)
-        rows = await self._database.fetch(sql.BURY_MESSAGES, now, ids, tokens, list(set(tokens)))
+        statement = sql.BURY_MESSAGES.at(self._events)
+        rows = await self._database.fetch(statement, now, ids, tokens, list(set(tokens)))
         return {row["id"] for row in rows}
 
     async def renew(self, token_ids: Sequence[str], *, lease: timedelta, now: datetime | None = None) -> set[str]:
@@ -301,10 +312,11 @@ class QueueRepository:
 
     async def delete_workspace(self, workspace_id: str, *, connection: Connection) -> int:
         """Remove a workspace's messages; how many there were."""
-        rows = await self._database.fetch(
-            sql.DELETE_WORKSPACE, workspace_id, connection=connection, deadline_seconds=LONG_DEADLINE_SECONDS
+        arguments = (workspace_id, *self._noted)
+        (row,) = await self._database.fetch(
+            sql.DELETE_WORKSPACE, *arguments, connection=connection, deadline_seconds=LONG_DEADLINE_SECONDS
         )
-        return len(rows)
+        return int(row["count"])
 
     async def delete_lost_workers(self, *, now: datetime | None = None) -> None:
         """Forget workers that died long ago."""
@@ -351,7 +363,8 @@ class QueueRepository:
         changed = 0
         while True:
             try:
-                row = await self._database.fetchrow(statement, ids, queue_name, workspace_id, DEAD_BATCH, until, *after)
+                chosen = (ids, queue_name, workspace_id, DEAD_BATCH, until, *after)
+                row = await self._database.fetchrow(statement, *chosen, *self._noted)
             except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
                 continue  # a message with the same dedupe key is being sent: the next look sees it
             if row is None:

@@ -5,7 +5,12 @@ the system-wide workspace counts as ''. Whoever changes a message that may be in
 
 What is looked for by id or by schedule says coalesce(completed_at, dlq_at) IS NULL, so that no planner without
 statistics takes the index of unfinished messages instead of the key.
+
+What changes a message's state is `noted`: it has a text that writes the events too, in `queue_event_sql`.
 """
+
+from cron_ticks.events import Noted, noted
+from token_queue import queue_event_sql as events
 
 _INSERT_FROM_TICKS = """
     INSERT INTO {schema}.queue_messages (id, queue_name, workspace_id, payload, headers, priority, schedule_id,
@@ -68,20 +73,25 @@ def _wake(channel: str, queue_name: str) -> str:
 
 
 # One message, in one round trip. No row: an unfinished message has its dedupe key.
-SEND_ONE = f"""
-INSERT INTO {{schema}}.queue_messages
+_SEND_ONE = """
+INSERT INTO {schema}.queue_messages
     (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
 VALUES ($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6, $7,
     greatest(coalesce($8::timestamptz, statement_timestamp() + $9::interval), statement_timestamp()),
     statement_timestamp())
 ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
     WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
-RETURNING id, ({_wake("$10::text", "$2::text")})
 """
+_SENT_ONE = f"id, ({_wake('$10::text', '$2::text')})"
+SEND_ONE = Noted(
+    silent=f"{_SEND_ONE} RETURNING {_SENT_ONE}",
+    noting=f"WITH sent AS ({_SEND_ONE}{events.NOTE_SENT}) SELECT {_SENT_ONE} FROM sent",
+    least="all",
+)
 
 # The same for many at once, in their order, without waking anybody; a row for each that was sent. The others have a
 # dedupe key that is taken.
-SEND_MANY = """
+_SEND_MANY = """
 INSERT INTO {schema}.queue_messages
     (id, queue_name, workspace_id, payload, headers, priority, dedupe_key, process_after, inserted_at)
 SELECT given.id, $2, given.workspace_id, given.payload::jsonb, given.headers::jsonb, given.priority, given.dedupe_key,
@@ -93,8 +103,12 @@ FROM unnest($1::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::
 ORDER BY position
 ON CONFLICT (queue_name, coalesce(workspace_id, ''), dedupe_key)
     WHERE dedupe_key IS NOT NULL AND completed_at IS NULL AND dlq_at IS NULL DO NOTHING
-RETURNING id
 """
+SEND_MANY = Noted(
+    silent=f"{_SEND_MANY} RETURNING id",
+    noting=f"WITH sent AS ({_SEND_MANY}{events.NOTE_SENT}) SELECT id FROM sent",
+    least="all",
+)
 
 # The unfinished message that a duplicate is a duplicate of.
 FIND_DUPLICATE = """
@@ -122,7 +136,8 @@ WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2
 #   this worker has one in hand ($11): see FETCH_MESSAGES.
 #
 # The result has the times in which something may be due that isn't now, and a row per token leased.
-LOOK = """
+LOOK = noted(
+    """
 WITH RECURSIVE clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
@@ -136,7 +151,7 @@ seen AS (
     ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, asleep = excluded.asleep, seen_at = excluded.seen_at
 ),
 expired AS (
-    SELECT id, in_flight
+    SELECT id, in_flight, leased_by
     FROM {schema}.queue_tokens
     WHERE leased_until <= (SELECT instant FROM clock) AND id <> ALL ($12::text[])
     ORDER BY leased_until
@@ -153,7 +168,8 @@ charged AS (
         error_type = 'WorkerLost', error_traceback = NULL,
         error_message = 'its worker died, hung or lost the server while it had the message in hand'
     WHERE id = ANY (ARRAY(SELECT unnest(in_flight) FROM expired)) AND coalesce(completed_at, dlq_at) IS NULL
-    RETURNING id
+    RETURNING id, schedule_id, attempts
+    {events}
 ),
 handled AS (
     SELECT * FROM unnest($4::text[], $5::int[], $6::int[]) AS given (queue_name, tokens, room)
@@ -244,7 +260,10 @@ FROM (
     FROM clock
 ) AS summary
 LEFT JOIN leased ON true
-"""
+""",
+    events.NOTE_ABANDONED,
+    least="changes",
+)
 
 # Before a fetch where a pair may have several tokens: no other holder fetches until we have, so that the next statement
 # sees what they have in hand. A process that is paused before it can send that statement keeps them for a moment only.
@@ -267,12 +286,12 @@ FOR NO KEY UPDATE
 # hand at most ($7: it may take one), and that alone of its pair ($5: nothing of the pair is in hand): when it kills
 # again, only it is charged twice. Where it may not be taken, later messages pass it by, unless the pair's messages run
 # in order ($6), or it could be taken as soon as the pair's hand is empty.
-FETCH_MESSAGES = """
+_FETCH_MESSAGES = """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT token.id, token.queue_name, coalesce(token.workspace_id, '') AS workspace,
+    SELECT token.id, token.leased_by, token.queue_name, coalesce(token.workspace_id, '') AS workspace,
         wanted.most, wanted.empty_handed, wanted.in_order
     FROM unnest($2::text[], $3::int[], $5::boolean[], $6::boolean[]) AS wanted (id, most, empty_handed, in_order)
     JOIN {schema}.queue_tokens AS token ON token.id = wanted.id
@@ -294,7 +313,7 @@ found AS MATERIALIZED (
         FROM (VALUES (0), (1), (2), (3)) AS level (priority)
         CROSS JOIN LATERAL (
             SELECT id, pending.queue_name, workspace_id, payload::text AS payload, headers::text AS headers,
-                attempts, worker_deaths, CASE WHEN exclusive THEN schedule_id END AS exclusive_for,
+                attempts, worker_deaths, CASE WHEN exclusive THEN schedule_id END AS exclusive_for,{schedule}
                 process_after + pending.priority * interval '10 minutes' AS turn, sequence
             FROM {schema}.queue_messages AS pending
             WHERE pending.queue_name = held.queue_name AND coalesce(pending.workspace_id, '') = held.workspace
@@ -346,6 +365,7 @@ noted AS (
         SELECT id FROM unnest(token.in_flight) AS kept (id) WHERE id IN (SELECT unnest($4::text[]))
     )
     WHERE id IN (SELECT token_id FROM taken)
+    {events}
 )
 SELECT held.id AS held_id, coalesce(counted.found, 0) AS found, upcoming.due_in, taken.*
 FROM held
@@ -367,19 +387,26 @@ LEFT JOIN (SELECT token_id, count(*) AS found FROM found GROUP BY token_id) AS c
 LEFT JOIN taken ON taken.token_id = held.id
 ORDER BY taken.turn, taken.sequence
 """
+FETCH_MESSAGES = Noted(
+    silent=_FETCH_MESSAGES.replace("{schedule}", "").replace("{events}", ""),
+    noting=_FETCH_MESSAGES.replace("{schedule}", " schedule_id,").replace("{events}", events.NOTE_CLAIMED),
+    least="all",
+)
 
 # Ends messages, and lets go of tokens with them, if all of the tokens are ours: otherwise it does nothing. The tokens'
 # rows are locked first: a worker that lost its token ends nothing, and nobody takes one over meanwhile. The lock lets a
 # fetch of the same worker pass. The result is the tokens that are ours.
-COMPLETE_MESSAGES = """
+COMPLETE_MESSAGES = noted(
+    """
 WITH held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($3::text[]) ORDER BY id FOR KEY SHARE
+    SELECT id, leased_by FROM {schema}.queue_tokens WHERE id = ANY ($3::text[]) ORDER BY id FOR KEY SHARE
 ),
 completed AS (
     UPDATE {schema}.queue_messages
     SET completed_at = coalesce($1::timestamptz, statement_timestamp()), attempts = attempts + 1
     WHERE id = ANY ($2::text[]) AND coalesce(completed_at, dlq_at) IS NULL
         AND (SELECT count(*) FROM held) = cardinality($3::text[])
+    {events}
 ),
 leaving AS MATERIALIZED (
     SELECT id FROM {schema}.queue_tokens
@@ -391,7 +418,10 @@ released AS (
     DELETE FROM {schema}.queue_tokens WHERE id = ANY (ARRAY(SELECT id FROM leaving))
 )
 SELECT id FROM held
-"""
+""",
+    events.NOTE_COMPLETED,
+    least="all",
+)
 
 # What has ended in another way than well is not in hand any more: whatever happens to the worker now is not its fault.
 _PUT_DOWN = """
@@ -404,13 +434,13 @@ SELECT id FROM held
 """
 
 # Failed attempts, each noted once by its number: tried again after a pause, or dead.
-FAIL_MESSAGES = (
+FAIL_MESSAGES = noted(
     """
 WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id, leased_by FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
 ),
 failed AS (
     UPDATE {schema}.queue_messages AS message
@@ -422,25 +452,31 @@ failed AS (
             AS given (id, token_id, error_type, error_message, error_traceback, retry_in, attempt)
         JOIN held ON held.id = given.token_id, clock
     WHERE message.id = given.id AND message.attempts = given.attempt - 1 AND coalesce(completed_at, dlq_at) IS NULL
+    {events}
 )
 """
-    + _PUT_DOWN
+    + _PUT_DOWN,
+    events.NOTE_FAILED,
+    least="changes",
 )
 
 # Dead without another try: what had used up its attempts when it came into our hand, by workers that died.
-BURY_MESSAGES = (
+BURY_MESSAGES = noted(
     """
 WITH held AS MATERIALIZED (
-    SELECT id FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id, leased_by FROM {schema}.queue_tokens WHERE id = ANY ($4::text[]) ORDER BY id FOR NO KEY UPDATE
 ),
 buried AS (
     UPDATE {schema}.queue_messages AS message
     SET dlq_at = coalesce($1::timestamptz, statement_timestamp())
     FROM unnest($2::text[], $3::text[]) AS given (id, token_id) JOIN held ON held.id = given.token_id
     WHERE message.id = given.id AND coalesce(completed_at, dlq_at) IS NULL
+    {events}
 )
 """
-    + _PUT_DOWN
+    + _PUT_DOWN,
+    events.NOTE_BURIED,
+    least="changes",
 )
 
 # Keeps tokens in use; those that don't come back were taken over. A token that ran out unnoticed is still ours.
@@ -603,6 +639,14 @@ LIMIT $3
 
 GET_DEAD = "SELECT" + DEAD_COLUMNS + "FROM {schema}.queue_messages WHERE id = $1 AND dlq_at IS NOT NULL"
 
+# The event of each, if events are kept ($8), by whom ($9).
+_NOTE_DEAD = """
+, noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, message_id, actor)
+    SELECT '{name}', schedule_id, id, $9::text FROM {name} WHERE $8::boolean
+)
+"""
+
 # Dead letters by their ids, or all of a queue or workspace, a batch at a time from a place in their order on.
 _CHOSEN_DEAD = """
 WITH chosen AS MATERIALIZED (
@@ -644,8 +688,11 @@ REDRIVE_DEAD = (
             SELECT FROM {schema}.queue_messages AS other
             WHERE other.queue_name = chosen.queue_name AND coalesce(other.workspace_id, '') = chosen.workspace
                 AND other.dedupe_key = chosen.dedupe_key AND other.completed_at IS NULL AND other.dlq_at IS NULL))
-    RETURNING message.id, message.queue_name
+    RETURNING message.id, message.queue_name, message.schedule_id
 )
+"""
+    + _NOTE_DEAD.replace("{name}", "redriven")
+    + """
 SELECT last.*, (SELECT count(*) FROM redriven) AS changed, ARRAY(SELECT DISTINCT queue_name FROM redriven) AS queues
 FROM last
 """
@@ -655,12 +702,27 @@ PURGE_DEAD = (
     _CHOSEN_DEAD
     + """
 , purged AS (
-    DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM chosen)) RETURNING id
+    DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM chosen)) RETURNING id, schedule_id
 )
+"""
+    + _NOTE_DEAD.replace("{name}", "purged")
+    + """
 SELECT last.*, (SELECT count(*) FROM purged) AS changed, '{}'::text[] AS queues
 FROM last
 """
 )
 
-# A workspace's messages in whatever state. Tokens of its pairs are let go of by their holders, or run out.
-DELETE_WORKSPACE = "DELETE FROM {schema}.queue_messages WHERE workspace_id = $1 RETURNING 1"
+# A workspace's messages in whatever state. Tokens of its pairs are let go of by their holders, or run out. Those that
+# had not come to their end have an event ($2), by whom ($3).
+DELETE_WORKSPACE = """
+WITH deleted AS (
+    DELETE FROM {schema}.queue_messages WHERE workspace_id = $1 RETURNING id, schedule_id, completed_at
+),
+noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, message_id, actor, data)
+    SELECT 'purged', schedule_id, id, $3::text, jsonb_build_object('reason', 'workspace deleted')
+    FROM deleted
+    WHERE $2::boolean AND completed_at IS NULL
+)
+SELECT count(*) FROM deleted
+"""

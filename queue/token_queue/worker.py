@@ -65,9 +65,9 @@ class Worker:
         self.ticker_id = new_ticker_id()
         self.health: dict[str, ServiceHealth] = {}
         self._database = database
-        self._cron = CronRepository(database, settings)
+        self._cron = CronRepository(database, settings, worker=self.ticker_id)
         self._metrics = Metrics()
-        self._queue = QueueRepository(database, self.ticker_id)
+        self._queue = QueueRepository(database, self.ticker_id, events=settings.events)
         self._handlers = handlers
         self._sinks = sinks
         self._settings = settings

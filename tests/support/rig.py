@@ -76,7 +76,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """The parts of a worker; when the block ends, its handlers have ended too and everything is written."""
     settings = Settings.load(**changes)
-    queue = QueueRepository(database, worker_id)
+    queue = QueueRepository(database, worker_id, events=settings.events)
     most = settings.message_concurrency
     hand = Hand(handlers.all(), concurrency=most, most=settings.message_batch_size)
     writer_pause, ticker_pause, firer_pause = Pause(), Pause(), Pause()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cron_ticks.cli.bench import calendar, fire
-from cron_ticks.cli.bench.rounds import MEASURES, OWN_CONTENDERS, Contender, run_rounds
+from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OTHER_LEVELS, OWN_CONTENDERS, Contender, run_rounds
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
 from cron_ticks.errors import InvalidInputError
@@ -27,6 +27,7 @@ SteadySeconds = Annotated[float, typer.Option(help="How long the steady load is 
 Schedules = Annotated[int, typer.Option(help="Schedules of each kind.", min=300, max=1_000_000)]
 Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
 Only = Annotated[str, typer.Option(help="Only measures whose name begins so.", show_default=False)]
+Events = Annotated[bool, typer.Option("--events", help="Also with the other levels of events, to see what they cost.")]
 BenchDsn = Annotated[
     str | None,
     typer.Option(
@@ -43,15 +44,17 @@ def bench() -> None:
 
 
 @bench_app.command("queue")
-def bench_queue(
+def bench_queue(  # noqa: PLR0917 - typer's way of declaring options
     messages: Messages = 20_000,
     rounds: Rounds = 5,
     only: Only = "",
+    events: Events = False,
     dsn: BenchDsn = None,
     as_json: Json = False,
 ) -> None:
     """Sending and consuming: the queue beside the bare SQL, in turn, on one server."""
-    show_queue_figures(OWN_CONTENDERS, messages, rounds, dsn, only=only, as_json=as_json)
+    contenders = OWN_CONTENDERS + LEVEL_CONTENDERS if events else OWN_CONTENDERS
+    show_queue_figures(contenders, messages, rounds, dsn, only=only, as_json=as_json)
 
 
 @bench_app.command("fire")
@@ -61,12 +64,14 @@ def bench_fire(  # noqa: PLR0917 - typer's way of declaring options
     seconds: SteadySeconds = 20,
     rounds: Rounds = 5,
     only: Only = "",
+    events: Events = False,
     dsn: BenchDsn = None,
     as_json: Json = False,
 ) -> None:
     """Firing: due ticks into messages, beside the bare statement in turn, and lateness under a steady load."""
     load = fire.Load(ticks, per_second, seconds)
-    measure = partial(fire.run_fire_rounds, load=load, rounds=rounds)
+    levels = OTHER_LEVELS if events else {}
+    measure = partial(fire.run_fire_rounds, load=load, rounds=rounds, levels=levels)
     _show_figures(measure, fire.MEASURES, dsn, only=only, as_json=as_json)
 
 

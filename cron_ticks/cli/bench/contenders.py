@@ -19,6 +19,7 @@ import asyncpg
 import cron_ticks
 from cron_ticks.cli.bench.contract import Consumer, Contender, CountLeft, SendMany, SendOne, Tally, main
 from cron_ticks.database import open_database
+from cron_ticks.events import DEFAULT_LEVEL
 from cron_ticks.ids import new_token_id
 from cron_ticks.logs import configure_logs
 from cron_ticks.migrator import migrate
@@ -74,7 +75,7 @@ class OwnTables:
     async def clear(self, dsn: str) -> None:
         """Remove everything."""
         async with connected(dsn) as connection:
-            await connection.execute("TRUNCATE queue_messages, queue_tokens, queue_workers")
+            await connection.execute("TRUNCATE queue_messages, queue_tokens, queue_workers, execution_events")
 
     async def remove(self, dsn: str, ids: list[Any]) -> None:
         """Remove messages."""
@@ -182,8 +183,8 @@ class BareSql(OwnTables):
             await connection.execute("ANALYZE queue_messages")
             stopped = asyncio.Event()
             look, fetch, complete = [
-                await connection.prepare(text.replace("{schema}", "public"))
-                for text in (LOOK, FETCH_MESSAGES, COMPLETE_MESSAGES)
+                await connection.prepare(statement.at(DEFAULT_LEVEL).replace("{schema}", "public"))
+                for statement in (LOOK, FETCH_MESSAGES, COMPLETE_MESSAGES)
             ]
             worker = new_token_id()
 

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,13 +28,14 @@ from rich.table import Table
 import cron_ticks
 from cron_ticks.cli.bench.fire_tables import Tables, open_tables
 from cron_ticks.cli.bench.machine import LONGEST_LINE, describe_machine, environment_with, fresh_database, started
-from cron_ticks.cli.bench.rounds import Figures
+from cron_ticks.cli.bench.rounds import EVENTS, Figures
 from cron_ticks.database import open_database
 from cron_ticks.errors import CronTicksError
 from cron_ticks.migrator import migrate
 from cron_ticks.settings import PREFIX, Settings
 
 OURS, BARE = "cron_ticks", "bare SQL"
+NO_LEVELS: Mapping[str, str] = {}
 PROCESSES = "cron_ticks.cli.bench.fire_processes"
 BATCH = Settings.model_fields["ticker_batch_size"].default
 LONGEST_SECONDS = 120.0  # that anything may take
@@ -94,6 +95,7 @@ class Course:
     name: str
     dsn: str
     tables: Tables
+    level: str | None = None  # of events; None: the default
 
     async def drain(self, ticks: int, processes: int) -> float:
         """Ticks a second."""
@@ -128,8 +130,9 @@ class Course:
         """Processes that stand and hear NOTIFY; they are asked to end by the end of their input."""
         bare = [PROCESSES, self.dsn, str(BATCH), str(math.ceil(ticks / BATCH / processes))]
         worker = ["cron_ticks.cli", "worker", "--app", f"{PROCESSES}:worker", "--while-stdin"]
-        command = [sys.executable, "-m", *(worker if self.name == OURS else bare)]
-        environment = environment_with({f"{PREFIX}DSN": self.dsn})
+        command = [sys.executable, "-m", *(bare if self.name == BARE else worker)]
+        level = {} if self.level is None else {EVENTS: self.level}
+        environment = environment_with({f"{PREFIX}DSN": self.dsn} | level)
         async with AsyncExitStack() as stack:
             firers = []
             for _ in range(processes):
@@ -183,7 +186,7 @@ def _patience(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FireMeasure:
-    """What is measured once per round; of our own product alone, or of both contenders."""
+    """What is measured once per round; of our own product alone, or of all contenders."""
 
     name: str
     run: Callable[[Course, Load], Awaitable[Any]]
@@ -239,15 +242,21 @@ class FireFigures:
 
 
 async def run_fire_rounds(
-    dsn: str, *, measures: Sequence[FireMeasure], load: Load, rounds: int, progress: Callable[[str], None]
+    dsn: str,
+    *,
+    measures: Sequence[FireMeasure],
+    load: Load,
+    rounds: int,
+    progress: Callable[[str], None],
+    levels: Mapping[str, str] = NO_LEVELS,
 ) -> FireFigures:
-    """Every measure once per round, the contenders in another order each time."""
-    names = (OURS, BARE)
+    """Every measure once per round, the contenders in another order each time; ours also with other `levels`."""
+    names = (OURS, BARE, *levels)
     results: dict[str, dict[str, list[Any]]] = {
         measure.name: {name: [] for name in (names if measure.compared else names[:1])} for measure in measures
     }
     async with AsyncExitStack() as stack:
-        courses = [await stack.enter_async_context(_course(dsn, name)) for name in names]
+        courses = [await stack.enter_async_context(_course(dsn, name, levels.get(name))) for name in names]
         for number in range(rounds):
             for measure in measures:
                 for course in courses[number % len(courses) :] + courses[: number % len(courses)]:
@@ -261,12 +270,12 @@ async def run_fire_rounds(
 
 
 @asynccontextmanager
-async def _course(dsn: str, name: str) -> AsyncIterator[Course]:
+async def _course(dsn: str, name: str, level: str | None) -> AsyncIterator[Course]:
     async with fresh_database(dsn, name) as own:
         async with open_database(Settings.load(dsn=own), dsn=own) as database:
             await migrate(database)
         async with open_tables(own) as tables:
-            yield Course(name, own, tables)
+            yield Course(name, own, tables, level)
 
 
 def _piped(stream: Any) -> Any:

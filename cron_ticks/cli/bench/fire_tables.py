@@ -24,7 +24,7 @@ MADE_BEFORE = timedelta(seconds=60)
 
 CLEAR = """
 TRUNCATE cron_schedules, cron_schedule_cursors, cron_schedule_versions, cron_ticks, cron_runs, queue_messages,
-    queue_tokens, queue_workers
+    queue_tokens, queue_workers, execution_events
 """
 
 # As schedule() leaves them, in the middle of their lives: occurrence 0, which has no jitter, lies behind them. The next

@@ -17,8 +17,12 @@ from rich.table import Table
 
 from cron_ticks.cli.bench.machine import LONGEST_LINE, describe_machine, environment_with, fresh_database, started
 from cron_ticks.errors import CronTicksError
+from cron_ticks.events import DEFAULT_LEVEL, LEVELS
+from cron_ticks.settings import PREFIX
 
 BATCH = 1000
+EVENTS = f"{PREFIX}EVENTS"
+OTHER_LEVELS = {f"events={level}": level for level in LEVELS if level != DEFAULT_LEVEL}
 SENDERS = 8
 
 
@@ -124,6 +128,11 @@ MEASURES = (
 OWN_CONTENDERS = tuple(
     Contender(name, (sys.executable, "-m", "cron_ticks.cli.bench.contenders", name))
     for name in ("cron_ticks", "bare SQL")
+)
+
+# Our own with the other levels of events, to see what these cost.
+LEVEL_CONTENDERS = tuple(
+    Contender(name, OWN_CONTENDERS[0].command, environment={EVENTS: level}) for name, level in OTHER_LEVELS.items()
 )
 
 
