@@ -20,6 +20,7 @@ from cron_ticks.cli.calendar_commands import apply_command, preview_command
 from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
 from cron_ticks.cli.queue_commands import queue_app
 from cron_ticks.cli.report import Report, report_table
+from cron_ticks.cli.run_commands import cleanup_command, runs_command
 from cron_ticks.cli.schedule_commands import schedule_app
 from cron_ticks.cli.up import EXAMPLE_APP, UpOptions, run_up
 from cron_ticks.database import open_database
@@ -43,6 +44,8 @@ app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False,
 
 app.command("preview")(preview_command)
 app.command("apply")(apply_command)
+app.command("runs")(runs_command)
+app.command("cleanup")(cleanup_command)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(queue_app, name="queue")
 app.add_typer(bench_app, name="bench")

@@ -167,7 +167,7 @@ class QueueManager(RunCalls, AuditCalls, EventCalls, BackfillCalls):
             await _prepare_schema(database, self.settings)
             queue = QueueRepository(database, "")
             cron = CronRepository(database, self.settings)
-            await cron.make_run_partitions()
+            await cron.make_partitions()
             self._opened = Opened(stack.pop_all(), database, dsn, cron, queue, embedded)
         return self
 
