@@ -39,7 +39,7 @@ class RunRepository:
             return await self._page(choice, limit, choice.since or THE_BEGINNING, choice.until, schedules)
         end = choice.until or now or await self._database.fetchval("SELECT statement_timestamp()")
         since = choice.since or end - DEFAULT_SPAN
-        if schedules is not None or choice.outcome not in (None, "enqueued"):
+        if schedules is not None:
             return await self._page(choice, limit, since, choice.until, schedules)
         return await self._in_parts(choice, limit, since, end)
 

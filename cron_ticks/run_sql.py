@@ -57,10 +57,10 @@ def _page(*, schedules: str, own: str) -> str:
 # Of some schedules: per schedule the key is read backwards, the newest partition first, until there is a page.
 OF_SCHEDULES = _page(schedules="unnest($10::text[]) AS given (id)", own="run.schedule_id = given.id")
 
-# Of all schedules: reads all runs of the time, so the caller asks for a short one first.
+# Of all schedules: may read all runs of the time, so the caller asks for a short one first.
 OF_TIME = _page(schedules="(SELECT) AS everything", own="true")
 
-# Of all schedules, of an outcome but 'enqueued': these have an index in the order of pages.
+# The same of an outcome but 'enqueued': these have an index of their own.
 NOT_ENQUEUED = _page(schedules="(SELECT) AS everything", own="run.outcome <> 'enqueued'")
 
 # Schedules that have had a name, those that are gone too.

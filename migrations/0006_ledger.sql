@@ -27,7 +27,7 @@ CREATE INDEX cron_runs_missed_idx ON {schema}.cron_runs (missed_since) WHERE mis
 -- The runs of a time, without another tree to keep: they come in the order of time, so a summary per range of pages does.
 CREATE INDEX cron_runs_time_idx ON {schema}.cron_runs USING brin (scheduled_for) WITH (autosummarize = on);
 
--- What became no message is rare, and what people ask for: it has a tree, in the order of its pages.
+-- What became no message is rare, and what people ask for: it has a tree.
 CREATE INDEX cron_runs_outcome_idx ON {schema}.cron_runs (scheduled_for, schedule_id) WHERE outcome <> 'enqueued';
 
 -- Schedules that have had a name, also those that are gone.
