@@ -145,7 +145,7 @@ $function$;
 -- Removes the oldest partition that ends before an instant, if there is one, and notes from when on the rest is complete.
 -- Never today's, nor one of a day to come. That needs a lock on the parent which no firing can share, for a moment:
 -- whoever doesn't get it soon gives up (55P03) and comes again. It is asked for last, when nothing else is left to wait
--- for: one remover or maker at a time, and no VACUUM at work on the partition. An automatic one gives way after a second.
+-- for: one remover at a time, and no VACUUM at work on the partition. An automatic one gives way after a second.
 CREATE FUNCTION {schema}.cron_drop_partition(kind text, before timestamptz) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '2s'
@@ -157,8 +157,8 @@ DECLARE
     oldest text;
     beyond timestamptz;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(1668443246, parent_id::integer) THEN
-        RAISE lock_not_available USING MESSAGE = 'another process is at work on the partitions of ' || parent;
+    IF NOT pg_try_advisory_xact_lock(1668443248, parent_id::integer) THEN
+        RAISE lock_not_available USING MESSAGE = 'another process is removing partitions of ' || parent;
     END IF;
     SELECT relname, (to_date(right(relname, 8), 'YYYYMMDD') + days)::timestamp AT TIME ZONE 'UTC'
     INTO oldest, beyond

@@ -19,8 +19,8 @@ DECLARE
     beyond timestamptz;
 
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(1668443246, parent_id::integer) THEN
-        RAISE lock_not_available USING MESSAGE = 'another process is at work on the partitions of ' || parent;
+    IF NOT pg_try_advisory_xact_lock(1668443248, parent_id::integer) THEN
+        RAISE lock_not_available USING MESSAGE = 'another process is removing partitions of ' || parent;
 
     END IF;
 
