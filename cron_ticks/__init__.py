@@ -5,6 +5,7 @@ from cron_ticks.errors import CronTicksError
 from cron_ticks.previews import preview
 from cron_ticks.release import __version__
 from cron_ticks.rows import LeasedTick
+from cron_ticks.runs import MessageState, Run
 from cron_ticks.schedules import Schedule, Triggered
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import RejectTick, UnknownOutcome
@@ -15,7 +16,9 @@ __all__ = [
     "CronTicksError",
     "FunctionSink",
     "LeasedTick",
+    "MessageState",
     "RejectTick",
+    "Run",
     "Schedule",
     "Settings",
     "TableSink",

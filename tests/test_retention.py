@@ -1,6 +1,7 @@
 """How long things are kept: old days are dropped, what belongs to them goes with them, and no firing is lost by it."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
@@ -10,7 +11,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from cron_ticks import retention_repository
+from cron_ticks import retention_repository, retention_sql
 from cron_ticks.database import Database, open_database
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.ledger import INTERVAL_SECONDS, LedgerKeeper
@@ -18,7 +19,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.retention_repository import DroppedPartitions, RetentionRepository
 from cron_ticks.settings import Settings
 from support.moved_clock import Engine
-from token_queue import QueueManager
+from token_queue import QueueManager, queue_sql
 from token_queue.handlers import Handlers
 from token_queue.maintenance import QueueMaintenance
 from token_queue.queue_repository import QUEUE_SINK, QueueRepository
@@ -450,6 +451,48 @@ async def test_cleanup_refuses_what_would_fire_twice(
         with pytest.raises(InvalidInputError, match=says):
             await manager.cleanup(older_than, kinds=kinds)
     assert len(await old_partitions(connection)) == 1
+
+
+# Versions of schedules that were edited once, most of them lately; dead and completed messages, most of them new.
+FILL = (
+    """INSERT INTO cron_schedule_versions (schedule_id, version, holds_after, change, enabled, name, queue_name,
+        anchor_at, jitter_us, priority, planned, created_at)
+    SELECT 'cron_' || k, version, now() - CASE WHEN k > 50 THEN 1 ELSE 100 END * interval '1 day', 'edited', true,
+        k, 'queue', now(), 0, 2, 0, now()
+    FROM generate_series(1, 20000) AS k, generate_series(1, 2) AS version""",
+    """INSERT INTO queue_messages (id, queue_name, payload, dlq_at, completed_at)
+    SELECT 'msg_' || k, 'queue ' || k % 5, '{}', CASE WHEN k % 2 = 0 THEN moment END,
+        CASE WHEN k % 2 = 1 THEN moment END
+    FROM generate_series(1, 20000) AS k,
+        LATERAL (SELECT now() - CASE WHEN k > 100 THEN 1 ELSE 100 END * interval '1 day' AS moment) AS ended""",
+)
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+async def test_removing_costs_what_is_removed(
+    database: Database, connection: Any, now: datetime, *, analysed: bool
+) -> None:
+    for statement in FILL:
+        await connection.execute(statement)
+    if analysed:
+        await connection.execute("ANALYZE")
+    beginning = (retention_repository.THE_BEGINNING, "", 0)
+    statements: dict[str, tuple[str, tuple[object, ...]]] = {
+        "FORGET_VERSIONS": (retention_sql.FORGET_VERSIONS, (100, now - 90 * DAY, *beginning)),
+        "RUNS_BEFORE": (retention_sql.RUNS_BEFORE, (None, 90 * DAY)),
+        "DELETE_DEAD_BEFORE": (queue_sql.DELETE_DEAD_BEFORE, (None, 90 * DAY, 100)),
+        "DELETE_COMPLETED_BEFORE": (queue_sql.DELETE_COMPLETED_BEFORE, (None, 90 * DAY, 100)),
+    }
+    costs = {}
+    async with database.connection() as own:
+        for name, (text, arguments) in statements.items():
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {database.sql(text)}"
+            (plan,) = json.loads(await own.fetchval(explain, *arguments))
+            costs[name] = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+    print(f"\nanalysed: {analysed}; buffers: {costs}")  # noqa: T201
+    assert {name: cost for name, cost in costs.items() if cost > 2000} == {}
+    assert await connection.fetchval("SELECT count(*) FROM cron_schedule_versions") == 40_000 - 50
+    assert await connection.fetchval("SELECT count(*) FROM queue_messages") == 20_000 - 100
 
 
 # Show 5: ticks that are due, and old days full of runs.
