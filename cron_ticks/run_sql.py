@@ -23,10 +23,11 @@ _IN_TIME = """
     AND run.scheduled_for <= coalesce($2::timestamptz, 'infinity')
 """
 
-# Stretches that went on beyond $9.
-_BEYOND = """
-    run.missed_since IS NOT NULL AND run.missed_since < $9::timestamptz AND run.scheduled_for >= $9::timestamptz
-"""
+# Stretches that began before $9. OFFSET keeps them apart, so that they are found by their own index and no other: by
+# their schedule or their time the way to them leads through all runs since.
+_BEYOND = (
+    "(SELECT * FROM {schema}.cron_runs WHERE missed_since IS NOT NULL AND missed_since < $9::timestamptz OFFSET 0)"
+)
 
 # With what a run's schedule was then; of a tick of long ago that may be forgotten.
 _PAGE = """
@@ -38,7 +39,7 @@ FROM (
     FROM {schedules} CROSS JOIN LATERAL (
         (SELECT run.* FROM {schema}.cron_runs AS run WHERE {own} AND {in_time} AND {chosen})
         UNION ALL
-        (SELECT run.* FROM {schema}.cron_runs AS run WHERE {own} AND {beyond} AND {chosen})
+        (SELECT run.* FROM {beyond} AS run WHERE {own} AND run.scheduled_for >= $9::timestamptz AND {chosen})
     ) AS found
     ORDER BY found.scheduled_for DESC, found.schedule_id DESC
     LIMIT $1

@@ -354,13 +354,14 @@ async def test_a_page_costs_what_is_on_it(database: Database, connection: Any, s
         "of a schedule": (60, run_sql.OF_SCHEDULES, (5, *nothing, every, None, None, ["cron_7"])),
         "of ten": (400, run_sql.OF_SCHEDULES, (5, *nothing, every, None, None, [f"cron_{k}" for k in range(10)])),
         "of a schedule, long ago": (
-            *(200, run_sql.OF_SCHEDULES),
+            *(200 + size // 1000, run_sql.OF_SCHEDULES),  # all of its runs of the one day, if the planner likes
             (5, *nothing, every, begin + DAY, begin + DAY, ["cron_7"]),
         ),
         "next page": (
             *(60, run_sql.OF_SCHEDULES),
             (5, end - DAY, "cron_7", None, None, None, every, None, None, ["cron_7"]),
         ),
+        "missed, long ago": (400, run_sql.NOT_ENQUEUED, (50, *missed, begin, begin + 50 * minute, begin + 50 * minute)),
         "missed": (400, run_sql.NOT_ENQUEUED, (50, *missed, end - 50 * minute, None, None)),
         "named": (30, run_sql.SCHEDULES_NAMED, ("name 7", None)),
         "of a workspace": (60, run_sql.SCHEDULES_OF_WORKSPACE, ("ws_7",)),
@@ -369,7 +370,11 @@ async def test_a_page_costs_what_is_on_it(database: Database, connection: Any, s
     for analyse in (False, True):
         if analyse:
             await connection.execute("VACUUM ANALYZE", timeout=600)  # and what a BRIN index has not summarised
-            statements["of a time"] = (600, run_sql.OF_TIME, (100, *nothing, end - minute, None, None))
+            statements["of a time"] = (900, run_sql.OF_TIME, (100, *nothing, end - minute, None, None))
+            statements["of a time, long ago"] = (
+                *(900, run_sql.OF_TIME),
+                (100, *nothing, begin, begin + minute, begin + minute),
+            )
         costs = {name: await touched(database, text, *given) for name, (_, text, given) in statements.items()}
         print(f"\n{DAYS * size} runs, analysed: {analyse}; buffers: {costs}")  # noqa: T201
         assert {name: cost for name, cost in costs.items() if cost > statements[name][0]} == {}
