@@ -7,6 +7,7 @@ from cron_ticks.events import Event
 from cron_ticks.previews import preview
 from cron_ticks.release import __version__
 from cron_ticks.rows import LeasedTick
+from cron_ticks.runs import MessageState, Run
 from cron_ticks.schedules import Schedule, Triggered
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import RejectTick, UnknownOutcome
@@ -19,7 +20,9 @@ __all__ = [
     "Event",
     "FunctionSink",
     "LeasedTick",
+    "MessageState",
     "RejectTick",
+    "Run",
     "Schedule",
     "Settings",
     "TableSink",

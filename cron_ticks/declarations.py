@@ -23,7 +23,7 @@ TIMES = ("at", "starts_at", "ends_at")
 # Put in for what is wrong, so that the rest of a schedule can be checked too.
 HARMLESS = {"queue_name": "queue", "every": 3600, "cron": "0 0 * * *", "at": datetime(2400, 1, 1, tzinfo=UTC)}
 
-_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -103,7 +103,7 @@ def read_declarations(
 
 def parse_duration(field: str, text: str) -> timedelta:
     """A duration such as 30s, 5m, 1h30m, 2d or 500ms."""
-    if not _DURATION.fullmatch(text):
+    if not DURATION.fullmatch(text):
         raise InvalidInputError(
             field, f"must be a number of seconds or a text such as 30s, 5m or 1h30m, not {shown(text)}"
         )

@@ -213,6 +213,17 @@ class Settings(BaseSettings):
             raise ValueError(f"must be at most half of {PREFIX}LEASE_SECONDS ({lease:g}), or a token runs out in use")
         return value
 
+    @field_validator("runs_retention_days")
+    @classmethod
+    def _what_may_be_made_up_has_its_runs(cls, value: int, info: ValidationInfo) -> int:
+        longest = info.data.get("catch_up_max_age_seconds")
+        if longest is not None and value * 86_400 <= longest:
+            raise ValueError(
+                f"must be more days than {PREFIX}CATCH_UP_MAX_AGE_SECONDS has ({longest / 86_400:g}), "
+                "or an occurrence that is made up may have fired before"
+            )
+        return value
+
     @property
     def jitter_cap(self) -> timedelta:
         """The most that jitter may move a tick."""

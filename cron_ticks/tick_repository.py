@@ -20,6 +20,7 @@ from cron_ticks.settings import LONGEST_IDLE_SECONDS, Settings
 from cron_ticks.sinks import SameDatabaseSink
 
 DAYS_AHEAD = 7  # beyond the window for which the ledger has partitions
+WEEKS_AHEAD = 5  # for which events have them
 MOST_TICKS_AT_ONCE = 1000  # per schedule and transaction of a manager
 MOST_COLLISIONS = 100  # of one occurrence's microsecond with those of others
 SOON = timedelta(seconds=1.5 * LONGEST_IDLE_SECONDS)  # a ticker asks at least so often what is due next
@@ -223,9 +224,10 @@ class TickRepository(LeaseRepository):
         """The same for schedules that may be gone."""
         return len(await self.database.fetch(tick_sql.DELETE_ORPHANED_TICKS_OF, list(schedule_ids)))
 
-    async def make_run_partitions(self, *, now: datetime | None = None) -> int:
-        """Make the ledger's partitions for the days to come; how many were missing."""
-        rows = await self.database.fetch(tick_sql.MAKE_PARTITIONS, self._lookahead.days + DAYS_AHEAD, now)
+    async def make_partitions(self, *, now: datetime | None = None) -> int:
+        """Make the partitions of runs and events for the time to come; how many were missing."""
+        arguments = (self._lookahead.days + DAYS_AHEAD, WEEKS_AHEAD, now)
+        rows = await self.database.fetch(tick_sql.MAKE_PARTITIONS, *arguments)
         return sum(row[0] for row in rows)
 
     async def wake_tickers(self, connection: Connection) -> None:

@@ -420,11 +420,12 @@ WHERE schedule_id = ANY ($1::text[])
 RETURNING 1
 """
 
-# The ledger's partitions around now; made days ahead, so that no firing ever waits for one.
+# The partitions of runs and of events around now; made days and weeks ahead, so that nobody ever waits for one.
 MAKE_PARTITIONS = """
-SELECT {schema}.cron_make_partition('runs', today + day)
-FROM (SELECT (coalesce($2::timestamptz, statement_timestamp()) AT TIME ZONE 'UTC')::date AS today) AS clock
-CROSS JOIN generate_series(-1, $1::int) AS day
+WITH clock AS (SELECT (coalesce($3::timestamptz, statement_timestamp()) AT TIME ZONE 'UTC')::date AS today)
+SELECT {schema}.cron_make_partition('runs', today + day) FROM clock, generate_series(-1, $1::int) AS day
+UNION ALL
+SELECT {schema}.cron_make_partition('events', today + 7 * week) FROM clock, generate_series(0, $2::int) AS week
 """
 
 # Those of given days.

@@ -30,6 +30,16 @@ CREATE INDEX cron_runs_stretch_idx ON {schema}.cron_runs (schedule_id, scheduled
 -- The runs of a time, without another tree to keep: they come in the order of time, so a summary per range of pages does.
 CREATE INDEX cron_runs_time_idx ON {schema}.cron_runs USING brin (scheduled_for) WITH (autosummarize = on);
 
+-- What became no message is rare, and what people ask for: it has a tree.
+CREATE INDEX cron_runs_outcome_idx ON {schema}.cron_runs (scheduled_for, schedule_id) WHERE outcome <> 'enqueued';
+
+-- Schedules that have had a name, also those that are gone.
+CREATE INDEX cron_schedule_versions_name_idx ON {schema}.cron_schedule_versions (name);
+
+-- Versions that replaced others, in the order in which they let these be forgotten.
+CREATE INDEX cron_schedule_versions_replacing_idx ON {schema}.cron_schedule_versions
+    (holds_after, schedule_id, version) WHERE version > 1;
+
 -- Every change of a message's or a schedule's state, written in the transaction that makes it and never changed.
 CREATE SEQUENCE {schema}.execution_events_sequence;
 CREATE TABLE {schema}.execution_events (
@@ -50,7 +60,7 @@ CREATE INDEX execution_events_schedule_idx ON {schema}.execution_events (schedul
 
 -- From when on something is complete: what is older has been removed.
 CREATE TABLE {schema}.cron_retention (
-    kind text PRIMARY KEY CHECK (kind IN ('runs', 'events')),
+    kind text PRIMARY KEY CHECK (kind IN ('runs', 'events', 'versions')),
     kept_since timestamptz NOT NULL
 );
 
@@ -136,27 +146,35 @@ END
 $function$;
 
 -- Removes the oldest partition that ends before an instant, if there is one, and notes from when on the rest is complete.
--- That needs a lock which no firing can share, for a moment: whoever doesn't get it soon gives up and comes again.
+-- Never today's, nor one of a day to come. That needs a lock on the parent which no firing can share, for a moment:
+-- whoever doesn't get it soon gives up (55P03) and comes again. It is asked for last, when nothing else is left to wait
+-- for: one remover at a time, and no VACUUM at work on the partition. An automatic one gives way after a second.
 CREATE FUNCTION {schema}.cron_drop_partition(kind text, before timestamptz) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '100ms'
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '2s'
 AS $function$
 DECLARE
     parent text := CASE kind WHEN 'runs' THEN 'cron_runs' WHEN 'events' THEN 'execution_events' END;
-    days integer := CASE kind WHEN 'runs' THEN 1 ELSE 7 END;
+    days integer := CASE kind WHEN 'runs' THEN 1 WHEN 'events' THEN 7 END;
+    parent_id oid := format('{schema}.%I', parent)::regclass;
     oldest text;
     beyond timestamptz;
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(1668443248, parent_id::integer) THEN
+        RAISE lock_not_available USING MESSAGE = 'another process is removing partitions of ' || parent;
+    END IF;
     SELECT relname, (to_date(right(relname, 8), 'YYYYMMDD') + days)::timestamp AT TIME ZONE 'UTC'
     INTO oldest, beyond
     FROM pg_inherits
     JOIN pg_class ON pg_class.oid = inhrelid
-    WHERE inhparent = format('{schema}.%I', parent)::regclass
+    WHERE inhparent = parent_id AND relname ~ ('^' || parent || '_[0-9]{8}$')
     ORDER BY relname
     LIMIT 1;
-    IF oldest IS NULL OR beyond > before THEN
+    IF oldest IS NULL OR before IS NULL OR beyond > least(before, statement_timestamp()) THEN
         RETURN NULL;
     END IF;
+    EXECUTE format('LOCK TABLE {schema}.%I IN SHARE UPDATE EXCLUSIVE MODE', oldest);
+    PERFORM set_config('lock_timeout', '100ms', true);
     EXECUTE format('DROP TABLE {schema}.%I', oldest);
     INSERT INTO {schema}.cron_retention AS kept (kind, kept_since) VALUES (cron_drop_partition.kind, beyond)
     ON CONFLICT ON CONSTRAINT cron_retention_pkey DO UPDATE
@@ -164,6 +182,9 @@ BEGIN
     RETURN oldest;
 END
 $function$;
+
+-- Whoever may execute it removes what happened: that is not for everybody.
+REVOKE EXECUTE ON FUNCTION {schema}.cron_drop_partition(text, timestamptz) FROM PUBLIC;
 
 SELECT {schema}.cron_make_partition('runs', (statement_timestamp() AT TIME ZONE 'UTC')::date + day)
 FROM generate_series(-1, 7) AS day;

@@ -247,7 +247,7 @@ async def test_completed_messages_go_when_their_retention_is_over_handled_or_not
         await send(connection, queue, 1, days=1)
     await send(connection, "abandoned", 5, days=8)
     await send(connection, "elsewhere too", 5, days=8)
-    await send(connection, "dead", 2, days=100, how="dlq_at")
+    await send(connection, "dead", 2, days=80, how="dlq_at")
     await send(connection, "waiting", 2, days=100, how="process_after")
     await connection.execute(
         "INSERT INTO queue_workers VALUES ('ticker_other', '{elsewhere,elsewhere too}', false, now(), now())"

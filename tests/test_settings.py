@@ -77,6 +77,8 @@ def test_every_mistake_is_reported_at_once_with_its_variable(monkeypatch: pytest
         ("MANAGER_INTERVAL_SECONDS", "60", "CRON_TICKS_LOOKAHEAD_SECONDS"),
         ("SHARD_ID", "1", "CRON_TICKS_SHARD_COUNT"),
         ("LEASE_RENEWAL_SECONDS", "6", "CRON_TICKS_LEASE_SECONDS"),
+        ("RUNS_RETENTION_DAYS", "1", "greater than or equal to 2"),
+        ("DEAD_RETENTION_DAYS", "0", "greater than or equal to 2"),
         ("LOOKAHEAD_SECONDS", "nan", "finite"),
         ("EMBEDDED_VERSION", "9", "16 or 18"),
         ("LOG_LEVEL", "loud", "debug"),
@@ -92,6 +94,13 @@ def test_a_value_that_cannot_be_meant_is_refused(
         Settings.load()
     assert list(caught.value.problems) == [f"CRON_TICKS_{variable}"]
     assert says in caught.value.problems[f"CRON_TICKS_{variable}"]
+
+
+def test_runs_are_kept_for_longer_than_occurrences_may_be_made_up() -> None:
+    with pytest.raises(SettingsError, match="must be more days than CRON_TICKS_CATCH_UP_MAX_AGE_SECONDS has") as caught:
+        Settings.load(catch_up_max_age_seconds=7 * 86_400, runs_retention_days=7)
+    assert list(caught.value.problems) == ["CRON_TICKS_RUNS_RETENTION_DAYS"]
+    assert Settings.load(catch_up_max_age_seconds=7 * 86_400, runs_retention_days=8).runs_retention_days == 8
 
 
 def test_settings_are_frozen() -> None:

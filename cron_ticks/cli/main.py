@@ -22,6 +22,7 @@ from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, report
 from cron_ticks.cli.event_commands import events_command
 from cron_ticks.cli.queue_commands import queue_app
 from cron_ticks.cli.report import Report, report_table
+from cron_ticks.cli.run_commands import cleanup_command, runs_command
 from cron_ticks.cli.schedule_commands import schedule_app
 from cron_ticks.cli.up import EXAMPLE_APP, UpOptions, run_up
 from cron_ticks.database import open_database
@@ -46,6 +47,8 @@ app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False,
 app.command("preview")(preview_command)
 app.command("apply")(apply_command)
 app.command("events")(events_command)
+app.command("runs")(runs_command)
+app.command("cleanup")(cleanup_command)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(backfill_app, name="backfill")
 app.add_typer(queue_app, name="queue")

@@ -5,30 +5,41 @@ CREATE FUNCTION public.cron_drop_partition(kind text, before timestamp with time
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'UTC'
     SET "DateStyle" TO 'ISO'
-    SET lock_timeout TO '100ms'
-    AS $$
+    SET lock_timeout TO '2s'
+    AS $_$
 DECLARE
     parent text := CASE kind WHEN 'runs' THEN 'cron_runs' WHEN 'events' THEN 'execution_events' END;
 
-    days integer := CASE kind WHEN 'runs' THEN 1 ELSE 7 END;
+    days integer := CASE kind WHEN 'runs' THEN 1 WHEN 'events' THEN 7 END;
+
+    parent_id oid := format('"public".%I', parent)::regclass;
 
     oldest text;
 
     beyond timestamptz;
 
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(1668443248, parent_id::integer) THEN
+        RAISE lock_not_available USING MESSAGE = 'another process is removing partitions of ' || parent;
+
+    END IF;
+
     SELECT relname, (to_date(right(relname, 8), 'YYYYMMDD') + days)::timestamp AT TIME ZONE 'UTC'
     INTO oldest, beyond
     FROM pg_inherits
     JOIN pg_class ON pg_class.oid = inhrelid
-    WHERE inhparent = format('"public".%I', parent)::regclass
+    WHERE inhparent = parent_id AND relname ~ ('^' || parent || '_[0-9]{8}$')
     ORDER BY relname
     LIMIT 1;
 
-    IF oldest IS NULL OR beyond > before THEN
+    IF oldest IS NULL OR before IS NULL OR beyond > least(before, statement_timestamp()) THEN
         RETURN NULL;
 
     END IF;
+
+    EXECUTE format('LOCK TABLE "public".%I IN SHARE UPDATE EXCLUSIVE MODE', oldest);
+
+    PERFORM set_config('lock_timeout', '100ms', true);
 
     EXECUTE format('DROP TABLE "public".%I', oldest);
 
@@ -39,7 +50,7 @@ BEGIN
     RETURN oldest;
 
 END
-$$;
+$_$;
 
 CREATE FUNCTION public.cron_jitter(schedule_id text, occurrence timestamp with time zone, amplitude_us bigint) RETURNS interval
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -146,7 +157,7 @@ CREATE TABLE public.cron_backfills (
 CREATE TABLE public.cron_retention (
     kind text NOT NULL,
     kept_since timestamp with time zone NOT NULL,
-    CONSTRAINT cron_retention_kind_check CHECK ((kind = ANY (ARRAY['runs'::text, 'events'::text])))
+    CONSTRAINT cron_retention_kind_check CHECK ((kind = ANY (ARRAY['runs'::text, 'events'::text, 'versions'::text])))
 );
 
 CREATE TABLE public.cron_runs (
@@ -523,11 +534,17 @@ CREATE INDEX cron_backfills_schedule_idx ON public.cron_backfills USING btree (s
 
 CREATE INDEX cron_runs_missed_idx ON ONLY public.cron_runs USING btree (missed_since) WHERE (missed_since IS NOT NULL);
 
+CREATE INDEX cron_runs_outcome_idx ON ONLY public.cron_runs USING btree (scheduled_for, schedule_id) WHERE (outcome <> 'enqueued'::text);
+
 CREATE INDEX cron_runs_stretch_idx ON ONLY public.cron_runs USING btree (schedule_id, scheduled_for) WHERE (missed_since IS NOT NULL);
 
 CREATE INDEX cron_runs_time_idx ON ONLY public.cron_runs USING brin (scheduled_for) WITH (autosummarize='on');
 
 CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at) WHERE (NOT broken);
+
+CREATE INDEX cron_schedule_versions_name_idx ON public.cron_schedule_versions USING btree (name);
+
+CREATE INDEX cron_schedule_versions_replacing_idx ON public.cron_schedule_versions USING btree (holds_after, schedule_id, version) WHERE (version > 1);
 
 CREATE INDEX cron_schedule_versions_workspace_idx ON public.cron_schedule_versions USING btree (workspace_id) WHERE (workspace_id IS NOT NULL);
 

@@ -13,7 +13,7 @@ log = structlog.get_logger("token_queue.maintenance")
 
 
 class QueueMaintenance:
-    """Removes completed messages whose retention is over, in bounded batches, and reports queues without a worker."""
+    """Removes messages whose retention is over, completed or dead, in bounded batches; reports unhandled queues."""
 
     name = "queue-maintenance"
 
@@ -28,6 +28,7 @@ class QueueMaintenance:
     async def run_once(self) -> float:
         """One pass."""
         await self._delete_completed()
+        await self._delete_dead()
         await self._queue.delete_lost_workers()
         own = self._handlers.queues()
         unhandled = [queue for queue in await self._queue.unhandled_queues() if queue not in own]
@@ -46,3 +47,15 @@ class QueueMaintenance:
         self._metrics.messages_removed.inc(deleted)
         if deleted:
             log.info("completed_messages_removed", messages=deleted)
+
+    async def _delete_dead(self) -> None:
+        days = self._settings.dead_retention_days
+        if days is None:
+            return
+        limit = self._settings.cleanup_batch_size
+        total = deleted = await self._queue.delete_dead_before(timedelta(days=days), limit=limit)
+        while deleted == limit:
+            deleted = await self._queue.delete_dead_before(timedelta(days=days), limit=limit)
+            total += deleted
+        if total:
+            log.info("dead_letters_removed", messages=total)

@@ -168,7 +168,7 @@ class QueueManager(RunCalls, AuditCalls, EventCalls, BackfillCalls):
             events, actor = self.settings.events, self.settings.acting_as
             queue = QueueRepository(database, "", events=events, actor=actor)
             cron = CronRepository(database, self.settings)
-            await cron.make_run_partitions()
+            await cron.make_partitions()
             self._opened = Opened(stack.pop_all(), database, dsn, cron, queue, embedded)
         return self
 

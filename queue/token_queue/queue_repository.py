@@ -11,6 +11,7 @@ from cron_ticks.database import Connection, Database, storable
 from cron_ticks.errors import MessageNotFoundError
 from cron_ticks.events import DEFAULT_LEVEL, EventLevel, includes
 from cron_ticks.ids import new_token_id
+from cron_ticks.runs import MessageState
 from cron_ticks.schedules import OWN_QUEUE
 from cron_ticks.sinks import SameDatabaseSink
 from token_queue import queue_event_sql
@@ -309,6 +310,19 @@ class QueueRepository:
             otherwise,
         )
         return len(rows)
+
+    async def delete_completed_before(self, age: timedelta, *, limit: int, now: datetime | None = None) -> int:
+        """Remove messages of all queues that were completed so long ago; fewer than `limit`: none is left."""
+        return len(await self._database.fetch(sql.DELETE_COMPLETED_BEFORE, now, age, limit))
+
+    async def delete_dead_before(self, age: timedelta, *, limit: int, now: datetime | None = None) -> int:
+        """Remove dead letters that died so long ago; fewer than `limit` means that none is left."""
+        return len(await self._database.fetch(sql.DELETE_DEAD_BEFORE, now, age, limit))
+
+    async def message_states(self, ids: Sequence[str], *, now: datetime | None = None) -> dict[str, MessageState]:
+        """How far messages have come, by id; those that are not there any more are not in the result."""
+        rows = await self._database.fetch(sql.MESSAGE_STATES, now, list(ids))
+        return {row["id"]: MessageState(**row) for row in rows}
 
     async def delete_workspace(self, workspace_id: str, *, connection: Connection) -> int:
         """Remove a workspace's messages; how many there were."""

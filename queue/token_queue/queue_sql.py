@@ -555,6 +555,58 @@ DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
 RETURNING 1
 """
 
+# The same of all queues, by hand: whatever was completed so long ago.
+DELETE_COMPLETED_BEFORE = """
+WITH RECURSIVE clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant),
+queue AS (
+    (
+        SELECT queue_name FROM {schema}.queue_messages
+        WHERE completed_at IS NOT NULL
+        ORDER BY queue_name
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT next.queue_name
+    FROM queue
+    CROSS JOIN LATERAL (
+        SELECT queue_name FROM {schema}.queue_messages
+        WHERE completed_at IS NOT NULL AND queue_name > queue.queue_name
+        ORDER BY queue_name
+        LIMIT 1
+    ) AS next
+),
+old AS (
+    SELECT message.id
+    FROM queue
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM {schema}.queue_messages
+        WHERE queue_name = queue.queue_name AND completed_at < (SELECT instant - $2::interval FROM clock)
+        ORDER BY completed_at
+        LIMIT $3
+        FOR UPDATE SKIP LOCKED
+    ) AS message
+    LIMIT $3
+)
+DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
+RETURNING 1
+"""
+
+# Dead letters that died so long ago, the oldest first.
+DELETE_DEAD_BEFORE = """
+WITH clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant),
+old AS (
+    SELECT id
+    FROM {schema}.queue_messages
+    WHERE dlq_at < (SELECT instant - $2::interval FROM clock)
+    ORDER BY dlq_at, id
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
+RETURNING 1
+"""
+
 # Workers that went without a word.
 DELETE_LOST_WORKERS = """
 DELETE FROM {schema}.queue_workers
@@ -616,6 +668,28 @@ SELECT queue_name, sum(due)::bigint AS due, sum(waiting)::bigint AS waiting, sum
 FROM counted
 GROUP BY queue_name
 ORDER BY queue_name
+"""
+
+# How far messages have come. One that is in the hand of a worker whose token has run out waits for another.
+MESSAGE_STATES = """
+WITH clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant)
+SELECT message.id, inserted_at AS sent_at, completed_at, dlq_at AS dead_at, attempts, error_type, error_message,
+    progress.state, CASE WHEN progress.state IN ('pending', 'failed') THEN process_after END AS next_attempt_at
+FROM {schema}.queue_messages AS message, clock
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN completed_at IS NOT NULL THEN 'completed'
+        WHEN dlq_at IS NOT NULL THEN 'dead'
+        WHEN EXISTS (
+            SELECT FROM {schema}.queue_tokens AS token
+            WHERE token.queue_name = message.queue_name
+                AND coalesce(token.workspace_id, '') = coalesce(message.workspace_id, '')
+                AND token.leased_until > instant AND message.id = ANY (token.in_flight)
+        ) THEN 'running'
+        WHEN attempts > 0 THEN 'failed'
+        ELSE 'pending' END AS state
+) AS progress
+WHERE message.id = ANY ($2::text[])
 """
 
 DEAD_COLUMNS = """

@@ -127,7 +127,7 @@ class Bench:
 
     async def prepare(self) -> None:
         """Look at what there is."""
-        await self.cron.make_run_partitions()
+        await self.cron.make_partitions()
         self.sink = await self._prepared()
         self._before = frozenset(message_id for message_id, _ in await self.delivered())
 

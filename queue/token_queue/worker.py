@@ -19,6 +19,7 @@ from cron_ticks.loops import Pause, ServiceGroup, ServiceHealth, watch_stop_sign
 from cron_ticks.metrics import Metrics, served
 from cron_ticks.publishing import Publisher
 from cron_ticks.repository import CronRepository
+from cron_ticks.retention_repository import RetentionRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink, Sinks
@@ -146,7 +147,7 @@ class Worker:
             work.start(manager)
             work.start(ticker, ticker_pause)
             work.start(CleanupWorker(self._cron, settings, self._metrics))
-            work.start(LedgerKeeper(self._cron))
+            work.start(LedgerKeeper(self._cron, RetentionRepository(self._database), settings))
             work.start(QueueMaintenance(self._queue, self._handlers, settings, self._metrics))
             if self._sinks.kinds:
                 work.start(SinkKeeper(self._cron, self._sinks))
