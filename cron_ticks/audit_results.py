@@ -195,6 +195,8 @@ class Collected:
         """What was found of a schedule in a part of the time."""
         known = self.schedules.get(schedule.schedule_id, schedule)
         for queue_name, counts in by_queue.items():
+            if not counts.expected and not counts.duplicate:
+                continue
             known.add(counts)
             self.queues.setdefault(queue_name, Counts()).add(counts)
         known.error = known.error or schedule.error

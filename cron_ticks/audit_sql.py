@@ -7,6 +7,7 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 SET LOCAL enable_seqscan = on;
 SET LOCAL enable_nestloop = off;
 SET LOCAL jit = off;
+SET LOCAL max_parallel_workers_per_gather = 0;
 SET LOCAL work_mem = '128MB';
 SET LOCAL cursor_tuple_fraction = 1.0;
 SET LOCAL idle_in_transaction_session_timeout = '60s'
@@ -78,7 +79,7 @@ ORDER BY version.schedule_id, version.version
 # Read in parts: memory stays the same, however many schedules there are, and other work of the process has its turn in
 # between.
 DECLARE_SCHEDULES = "DECLARE cron_audit NO SCROLL CURSOR FOR" + _SCHEDULES
-FETCH_SCHEDULES = "FETCH 1000 FROM cron_audit"
+FETCH_SCHEDULES = "FETCH 500 FROM cron_audit"
 CLOSE_SCHEDULES = "CLOSE cron_audit"
 
 # What the reading costs.

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 import cron_ticks
+from cron_ticks.cli.audit_commands import audit_command, stats_command
 from cron_ticks.cli.bench import bench_app
 from cron_ticks.cli.calendar_commands import apply_command, preview_command
 from cron_ticks.cli.common import REPORT_WIDTH, Dsn, Json, load_settings, reported_errors, run
@@ -43,6 +44,8 @@ app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False,
 
 app.command("preview")(preview_command)
 app.command("apply")(apply_command)
+app.command("audit")(audit_command)
+app.command("stats")(stats_command)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(queue_app, name="queue")
 app.add_typer(bench_app, name="bench")
