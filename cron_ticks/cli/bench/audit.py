@@ -161,7 +161,7 @@ async def _looked_at(course: Course) -> dict[str, int]:
         "expected": audit.total.expected,
         "pending": audit.total.pending,
         "ledger_rows": audit.rows,
-        "versions": plan["Actual Rows"],
+        "versions": int(plan["Actual Rows"]),
         "buffers_hit": plan["Shared Hit Blocks"],
         "buffers_read": plan["Shared Read Blocks"],
         "temporary_buffers": plan["Temp Read Blocks"] + plan["Temp Written Blocks"],
