@@ -1,6 +1,7 @@
 """The audit against the real database: what the engine does is complete, and what is changed by hand is named."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
 from cron_ticks.settings import Settings
 from support.moved_clock import Engine
 from token_queue import QueueManager
-from token_queue.doubled import find_doubled
+from token_queue.doubled import DOUBLED_OCCURRENCES, find_doubled
 
 pytestmark = pytest.mark.sql
 
@@ -243,6 +244,27 @@ async def test_a_doubled_message_of_a_schedule_that_expects_nothing_is_named_too
     audit = await engine.audit()
     assert [(found.name, found.expected, found.duplicate) for found in audit.schedules] == [("queue", 0, 1)]
     assert [finding.why for finding in audit.findings] == ["it has 2 messages"]
+
+
+async def test_the_look_for_doubled_messages_does_not_read_what_was_sent_before(
+    engine: AuditedEngine, database: Database, connection: Any
+) -> None:
+    for number in range(20):
+        await engine.declare(every=60, jitter=None, name=str(number))
+    await connection.execute("ANALYZE")
+    await connection.execute(
+        """INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for)
+        SELECT 'msg_' || id || number, 'queue', '{}', id, $1::timestamptz - number * interval '1 minute'
+        FROM cron_schedules, generate_series(1, 1000) AS number""",
+        START - HOUR,
+    )
+    async with database.connection() as chosen:
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {database.sql(DOUBLED_OCCURRENCES)}"
+        text = await chosen.fetchval(explain, START - HOUR, START, None)
+    plan = json.loads(text)[0]["Plan"]
+    assert "queue_messages_occurrence_idx" in text
+    assert '"Seq Scan"' not in text
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 200
 
 
 async def test_backfilled_and_dropped_rows_beside_the_expected_are_fine(engine: AuditedEngine, connection: Any) -> None:
