@@ -6,11 +6,11 @@ workspace_deleted, workspace_timezone_set, backfill_started, backfill_ended, bac
 ticks_fired (one line a batch), tick_fired (one line a tick, level debug), tick_refused, tick_overlapped, tick_missed,
 tick_waiting (level debug), tick_not_sent, tick_failed, tick_lease_lost, publish_near_deadline, leases_not_renewed,
 outcome_not_written, delivery_failed, waiting_not_released, sinks_unserved, occurrences_missed, run_partitions_made,
-run_partitions_removed, run_partitions_in_use, ledger_trimmed, cleaned_up, metrics_served, message_failed, message_dead,
-token_lost, tokens_expired, outcome_refused, queues_unhandled, completed_messages_removed, dead_letters_removed,
-notify_heard, notify_not_heard, worker_started, worker_stopping, worker_stopped, service_failed, service_recovered,
-database_unreachable, migration_applied, embedded_server_started,
-embedded_server_stopped, embedded_server_revived, worker_exited.
+run_partitions_removed, run_partitions_in_use, ledger_trimmed, cleaned_up, audit_done, audit_found, metrics_served,
+message_failed, message_dead, token_lost, tokens_expired, outcome_refused, queues_unhandled, completed_messages_removed,
+dead_letters_removed, notify_heard, notify_not_heard, worker_started, worker_stopping, worker_stopped, service_failed,
+service_recovered, database_unreachable, migration_applied, embedded_server_started, embedded_server_stopped,
+embedded_server_revived, worker_exited.
 """
 
 import logging

@@ -12,12 +12,24 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, start_h
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from cron_ticks.audit_results import KeptAudit
 from cron_ticks.errors import CronTicksError
 from cron_ticks.settings import Settings
 
 log = structlog.get_logger("cron_ticks.metrics")
 
 BESIDE_THE_RULE = ("trigger", "backfill")  # origins of ticks that nobody expected at that time
+AUDITED = {
+    "expected": "Occurrences of the audited hour that the versions of schedules say.",
+    "enqueued": "Of the expected, those that became messages.",
+    "explained": "Of the expected, those that did not, with the reason in the ledger.",
+    "pending": "Of the expected, those that have a tick or are left for a manager.",
+    "late": "Of the enqueued, those that were too late.",
+    "unexplained": "Of the expected, those that became nothing. Must be 0.",
+    "duplicate": "Occurrences that were told of twice. Must be 0.",
+    "seconds": "How long the last audit took.",
+    "timestamp_seconds": "When the last audit began.",
+}
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -97,6 +109,10 @@ class Metrics:
             registry=registry,
         )
         coverage.set_function(self._coverage)
+        self._audited = {
+            name: Gauge(f"cron_ticks_audit_{name}", f"{text} By the last audit of any worker.", registry=registry)
+            for name, text in AUDITED.items()
+        }
         self._done = self._lost = 0
 
     def note_generated(self, ticks: int, missed: int) -> None:
@@ -133,6 +149,12 @@ class Metrics:
             if origin not in BESIDE_THE_RULE:
                 self._done += ticks
         self.latency.observe(lateness_seconds)
+
+    def note_audit(self, audit: KeptAudit) -> None:
+        """The last audit that any worker has made."""
+        figures = audit._asdict() | {"seconds": audit.seconds, "timestamp_seconds": audit.started_at.timestamp()}
+        for name, gauge in self._audited.items():
+            gauge.set(figures[name])
 
     def _coverage(self) -> float:
         expected = self._done + self._lost

@@ -102,6 +102,21 @@ async def test_planning_is_measured_with_expressions_beside_intervals(dsn: str, 
         assert figures["ratio"]["rounds"] == pytest.approx(ratios, abs=0.001)
 
 
+async def test_the_audit_is_measured_and_names_what_was_removed(dsn: str, processes: Processes) -> None:
+    """It fails by itself if the audit finds something before, or anything else afterwards."""
+    size = ("--schedules", "600", "--hours", "2", "--rounds", "2")
+    running = await processes.cron_ticks("bench", "audit", *size, "--json", "--dsn", dsn)
+    report = json.loads(await running.output(110))
+    assert await running.wait() == 0, running.errors
+    assert (report["schedules"], report["versions"], report["expressions"]) == (600, 600, 300)
+    assert set(report["measures"]) == {"audit", "stats"}
+    assert all(len(figures["seconds"]) == 2 for figures in report["measures"].values())
+    assert report["expected"] == report["ledger_rows"] + report["pending"] > 600
+    assert report["buffers_hit"] + report["buffers_read"] > 0
+    assert report["named"] == report["removed_by_hand"]
+    assert len(report["named"]) == 2
+
+
 def test_the_expressions_are_as_many_as_said_and_occur_where_the_intervals_do() -> None:
     start = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC)
     occurrences = calendar.occurrences_of(start, 1000)

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 import cron_ticks
+from cron_ticks.cli.audit_commands import audit_command, stats_command
 from cron_ticks.cli.backfill_commands import backfill_app
 from cron_ticks.cli.bench import bench_app
 from cron_ticks.cli.calendar_commands import apply_command, preview_command
@@ -46,8 +47,10 @@ app = typer.Typer(name="cron-ticks", no_args_is_help=True, add_completion=False,
 
 app.command("preview")(preview_command)
 app.command("apply")(apply_command)
-app.command("events")(events_command)
 app.command("runs")(runs_command)
+app.command("audit")(audit_command)
+app.command("stats")(stats_command)
+app.command("events")(events_command)
 app.command("cleanup")(cleanup_command)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(backfill_app, name="backfill")

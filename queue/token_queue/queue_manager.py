@@ -67,7 +67,7 @@ _APPLIED: dict[str, Literal["create", "change", "unchanged"]] = {
     "unchanged": "unchanged",
 }
 _DECLARED_AS = {"interval": "every", "jitter_ratio": "jitter"}
-SERVICE_CONNECTIONS = 5  # of a running worker, beside those of the application's calls
+SERVICE_CONNECTIONS = 6  # of a running worker, beside those of the application's calls
 
 
 class QueueManager(RunCalls, AuditCalls, EventCalls, BackfillCalls):

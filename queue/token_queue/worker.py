@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import anyio
 import asyncpg
 import structlog
 from anyio.abc import TaskGroup
 
+from cron_ticks.audit_repository import AuditRepository
+from cron_ticks.auditor import Auditor
 from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import PASSING_ERRORS, Database
 from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer
@@ -23,6 +26,7 @@ from cron_ticks.retention_repository import RetentionRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink, Sinks
+from token_queue.doubled import find_doubled
 from token_queue.hand import Hand
 from token_queue.handlers import Handlers
 from token_queue.lanes import Lanes
@@ -148,6 +152,9 @@ class Worker:
             work.start(ticker, ticker_pause)
             work.start(CleanupWorker(self._cron, settings, self._metrics))
             work.start(LedgerKeeper(self._cron, RetentionRepository(self._database), settings))
+            if settings.audit_interval_seconds:
+                audits = AuditRepository(self._database, settings, partial(find_doubled, self._database))
+                work.start(Auditor(audits, settings, self._metrics))
             work.start(QueueMaintenance(self._queue, self._handlers, settings, self._metrics))
             if self._sinks.kinds:
                 work.start(SinkKeeper(self._cron, self._sinks))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.bench import calendar, fire
+from cron_ticks.cli.bench import audit, calendar, fire
 from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OTHER_LEVELS, OWN_CONTENDERS, Contender, run_rounds
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
@@ -25,6 +25,8 @@ Ticks = Annotated[int, typer.Option(help="Due ticks per drain.", min=2000, max=1
 PerSecond = Annotated[int, typer.Option(help="Ticks a second of the steady load.", min=10, max=10_000)]
 SteadySeconds = Annotated[float, typer.Option(help="How long the steady load is measured.", min=1, max=3600)]
 Schedules = Annotated[int, typer.Option(help="Schedules of each kind.", min=300, max=1_000_000)]
+Audited = Annotated[int, typer.Option("--schedules", help="Schedules.", min=300, max=1_000_000)]
+Hours = Annotated[int, typer.Option(help="Hours of the ledger; one of them is audited.", min=1, max=24)]
 Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
 Only = Annotated[str, typer.Option(help="Only measures whose name begins so.", show_default=False)]
 Events = Annotated[bool, typer.Option("--events", help="Also with the other levels of events, to see what they cost.")]
@@ -86,6 +88,21 @@ def bench_calendar(
     """Planning: schedules with cron expressions beside as many with intervals, in turn."""
     measure = partial(calendar.run_calendar_rounds, schedules=schedules, rounds=rounds)
     _show_figures(measure, calendar.MEASURES, dsn, only=only, as_json=as_json)
+
+
+@bench_app.command("audit")
+def bench_audit(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Audited = 100_000,
+    hours: Hours = 1,
+    rounds: Rounds = 5,
+    only: Only = "",
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """Auditing: an hour of many schedules, what it reads, and that it names what was removed by hand."""
+    load = audit.AuditLoad(schedules, hours)
+    measure = partial(audit.run_audit_rounds, load=load, rounds=rounds)
+    _show_figures(measure, audit.MEASURES, dsn, only=only, as_json=as_json)
 
 
 def show_queue_figures(
