@@ -251,6 +251,32 @@ async def test_a_backfill_is_as_its_page_says(dsn: str) -> None:
         await print_as_promised(queue_manager, blocks("python", page_of("how-to/backfill")))
 
 
+async def test_what_answers_did_it_fire_is_as_its_page_says(dsn: str, processes: Processes, connection: Any) -> None:
+    """The pieces run and say something of a schedule that has fired; so do the commands that ask nobody."""
+    page = page_of("how-to/did-it-fire")
+    printed: list[str] = []
+    until = datetime.now(UTC) + timedelta(minutes=1)
+    async with QueueManager(dsn) as queue_manager, watching(dsn, "queue_messages") as watch:
+        await queue_manager.schedule("billing", every=3600, payload={})
+        worker = await processes.worker(dsn, events="all")
+        await watch.until("SELECT count(*) = 1 FROM queue_messages")
+        worker.send(signal.SIGTERM)
+        assert await worker.wait() == 0
+        message_id = await connection.fetchval("SELECT id FROM queue_messages")
+        names: dict[str, Any] = {"print": lambda *values: printed.append(" ".join(map(str, values)))}
+        names |= {"queue_manager": queue_manager, "until": until, "since": until - timedelta(hours=1)}
+        names["yesterday"] = until - timedelta(days=1)
+        for piece in blocks("python", page):
+            await run_piece(re.sub("msg_[0-9A-Z]{26}", message_id, piece), names)
+            assert printed
+            printed.clear()
+    commands = [line for block in blocks("sh", page) for line in block.splitlines()]
+    for command in [line for line in commands if "cleanup" not in line or "--yes" in line]:
+        running = await processes.cron_ticks(*shlex.split(command)[1:], environment={"CRON_TICKS_DSN": dsn})
+        assert await running.wait() == 0, command
+    assert len(commands) > 5
+
+
 async def test_a_file_of_schedules_does_what_its_page_says(
     dsn: str, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
