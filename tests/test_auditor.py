@@ -1,11 +1,13 @@
 """The audits that workers make by themselves: one of all at a time, and all export what it found."""
 
 import asyncio
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from cron_ticks.audit_repository import AuditRepository
@@ -22,6 +24,17 @@ from token_queue.doubled import find_doubled
 
 MINUTE = timedelta(minutes=1)
 SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def all_levels() -> Iterator[None]:
+    """Whatever level a test before has configured for this process."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+    if before is not None:
+        structlog.configure(**before)
 
 
 def value(metrics: Metrics, name: str) -> float | None:
