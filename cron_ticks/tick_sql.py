@@ -55,11 +55,11 @@ FROM {schema}.cron_schedules
 WHERE id = ANY ($1::text[])
 """
 
-# One row per occurrence, whoever else makes it too: the unique key decides. Made after its jittered time but before its
-# occurrence, a tick is due at the occurrence, so that no edit fires by itself. $5 is none, or a little more where
-# another occurrence is due at the very same microsecond. What is made up though it is late ($6) is catching up: it goes
-# out behind what is due now, at its own time ($7) if it is paced. A time of day moves only forward, by half its jitter
-# and as much either way.
+# One row per occurrence, whoever else makes it too: the unique key decides. Made after its jittered time, a tick is due
+# at its occurrence, if that is later: so no edit fires by itself, and no tick is late before it is made. $5 is none, or
+# a little more where another occurrence is due at the very same microsecond. What is made up though it is late ($6) is
+# catching up: it goes out behind what is due now, at its own time ($7) if it is paced. A time of day moves only
+# forward, by half its jitter and as much either way.
 CREATE_TICKS = """
 INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
     execute_at, due_at, created_at, version, priority, sink, delivery, overlap, turn, fire_before)
@@ -80,7 +80,7 @@ CROSS JOIN LATERAL (
         END + $5::interval AS execute_at
 ) AS moved
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN moved.execute_at - $5::interval <= $4 AND made.scheduled_for > $4 THEN made.scheduled_for
+    SELECT CASE WHEN moved.execute_at - $5::interval <= $4 THEN greatest(moved.execute_at, made.scheduled_for)
         ELSE moved.execute_at END AS due_at
 ) AS expected
 ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING

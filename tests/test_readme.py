@@ -395,7 +395,7 @@ async def test_the_rights_that_a_dba_grants_are_enough_for_a_worker(empty_dsn: s
         await work_with_few_rights(empty_dsn.replace("postgres@", "cron_ticks_worker@"))
         assert await connection.fetchval("SELECT to_regclass('cron.cron_runs_20200101') IS NOT NULL")
         assert await connection.fetchval("SELECT count(*) FROM cron.cron_runs WHERE outcome = 'disabled'") > 0
-        assert await clean_up_with_few_rights(empty_dsn.replace("postgres@", "cron_ticks_worker@")) == 1
+        assert await clean_up_with_few_rights(empty_dsn.replace("postgres@", "cron_ticks_worker@")) > 0
     finally:
         await connection.execute("DROP OWNED BY cron_ticks_worker")
         await connection.execute("DROP ROLE cron_ticks_worker")

@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 )
 
 import cron_ticks.schedule_repository
+from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.checks import PRIORITIES, Priority
 from cron_ticks.database import Connection, Database, open_database
 from cron_ticks.errors import InvalidInputError
@@ -43,6 +44,7 @@ from cron_ticks.rows import FiredTick, Planned
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import ScheduleDefinition, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
+from token_queue.doubled import find_doubled
 from token_queue.queue_repository import QUEUE_SINK
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -192,10 +194,10 @@ class Life:
         if occurrence != version.anchor:
             moved = occurrence + offset(self.id, occurrence, terms.amplitude)
             execute_at = max(moved, terms.starts_at or moved)
-        too_late = execute_at <= now < occurrence
+        made_late = execute_at <= now
         while any(other.execute_at == execute_at for other in (*self.pending.values(), *self.triggers.values())):
             execute_at += MICROSECOND
-        due_at = occurrence if too_late else execute_at
+        due_at = max(execute_at, occurrence) if made_late else execute_at
         turn = CATCHING_UP if now - occurrence > MISSED_AFTER else DUE_NOW
         return Tick(execute_at, due_at, terms.payload, terms.priority, len(self.versions), turn)
 
@@ -350,6 +352,10 @@ class World:
     repository: CronRepository
     connection: "asyncpg.Connection[asyncpg.Record]"
     monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def audits(self) -> AuditRepository:
+        return AuditRepository(self.database, SETTINGS, partial(find_doubled, self.database))
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self.runner.run(work)
@@ -878,6 +884,16 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.the_ledger_says_what_became_of_each()
         for life in self.all_lives:
             self.everything_adds_up(life)
+        self.the_audit_agrees()
+
+    def the_audit_agrees(self) -> None:
+        """It computes from the versions what should have happened, in a way of its own."""
+        audit = self.world.run(self.world.audits.audit(START - timedelta(days=2), self.now, now=self.now))
+        assert audit.findings == []
+        expected = [life.expected(self.now - MICROSECOND) for life in self.all_lives]
+        assert audit.total.expected == sum(map(len, expected))
+        fired = [moment for life in self.all_lives for moment in life.fired if moment < self.now]
+        assert (audit.total.enqueued, audit.total.pending) == (len(fired), 0)
 
     def everything_adds_up(self, life: Life) -> None:
         assert self.versions_in_the_database(life).expected(self.now) == life.expected(self.now)
