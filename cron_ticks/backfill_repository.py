@@ -24,6 +24,7 @@ from cron_ticks.backfills import (
     timetable_for,
     without,
 )
+from cron_ticks.checks import EARLIEST
 from cron_ticks.database import Connection, Database, storable
 from cron_ticks.errors import BackfillNotFoundError, ScheduleNotFoundError
 from cron_ticks.ids import new_backfill_id, new_tick_id
@@ -129,7 +130,8 @@ class BackfillRepository:
         async with self._database.transaction() as connection:
             await self._lock(schedule_id, connection, wait=True)
             schedule = await self._schedule(schedule_id, connection)
-            instant, kept_since = await self._horizon(now, connection, margin=KEPT_MARGIN)
+            instant, removed_before = await self._horizon(now, connection)
+            kept_since = max(removed_before, instant - self._kept + KEPT_MARGIN)
             total = check_backfill(schedule, start, end, now=instant, kept_since=kept_since)
             backfill_id = new_backfill_id()
             arguments = (backfill_id, schedule_id, start, end, per_minute, total, instant, created_by)
@@ -227,13 +229,10 @@ class BackfillRepository:
             raise ScheduleNotFoundError(f"there is no schedule {schedule_id}")
         return schedule_of(row)
 
-    async def _horizon(
-        self, now: datetime | None, connection: Connection, *, margin: timedelta = timedelta(0)
-    ) -> tuple[datetime, datetime]:
-        """The time, and since when the ledger is complete and will be for a while."""
-        [(instant, removed)] = await self._database.fetch(backfill_sql.HORIZON, now, connection=connection)
-        kept = instant - self._kept + margin
-        return instant, kept if removed is None else max(kept, removed)
+    async def _horizon(self, now: datetime | None, connection: Connection) -> tuple[datetime, datetime]:
+        """The time, and since when the ledger is complete. What a backfill has before it is not removed any more."""
+        [(instant, removed_before)] = await self._database.fetch(backfill_sql.HORIZON, now, connection=connection)
+        return instant, removed_before or EARLIEST
 
     async def _ticks(self, schedule_id: str, connection: Connection) -> Ticks:
         rows = await self._database.fetch(backfill_sql.TICKS_OF, schedule_id, connection=connection)

@@ -438,7 +438,7 @@ async def work_with_few_rights(dsn: str) -> None:
         await manager.schedule("other", every=60, sink="outside")
         await manager.schedule("other", every=60, name="one at a time", overlap="queue_one")
         late, then = await manager.schedule("late", cron="0 0 * * *"), datetime(2020, 1, 1, tzinfo=UTC)
-        begun = await manager.backfill(late.id, then - timedelta(days=2), then, per_minute=1)
+        begun = await manager.backfill(late.id, then, then + timedelta(days=1))
         await manager.cancel_backfill(begun.id)
         await manager.backfill(late.id, then, then + timedelta(days=1))
         await manager.run(handle_signals=False)

@@ -1,7 +1,5 @@
 """Calls of a QueueManager: making up for occurrences of the past."""
 
-import getpass
-import socket
 from datetime import datetime
 
 import structlog
@@ -33,7 +31,7 @@ class BackfillCalls(OpenedManager):
         first, beyond, pace = check_range(start, end, per_minute)
         backfills = self._backfills
         created = await backfills.create(
-            schedule_id, first, beyond, per_minute=pace, created_by=_actor(self.settings.actor)
+            schedule_id, first, beyond, per_minute=pace, created_by=self.settings.acting_as
         )
         log.info("backfill_started", backfill_id=created, schedule_id=schedule_id, start=first, end=beyond)
         ended = await backfills.step(created, schedule_id, wait=True)
@@ -63,22 +61,10 @@ class BackfillCalls(OpenedManager):
     async def cancel_backfill(self, backfill_id: str) -> Backfill:
         """Make no more ticks of a backfill. Those that are made already fire; one that has ended stays as it is."""
         found = await self.get_backfill(backfill_id)
-        actor = _actor(self.settings.actor)
-        if await self._backfills.cancel(backfill_id, reason=f"cancelled by {actor}"):
+        if await self._backfills.cancel(backfill_id, reason=f"cancelled by {self.settings.acting_as}"):
             log.info("backfill_cancelled", backfill_id=backfill_id, schedule_id=found.schedule_id)
         return await self.get_backfill(backfill_id)
 
     @property
     def _backfills(self) -> BackfillRepository:
         return BackfillRepository(self._open.database, self.settings)
-
-
-def _actor(given: str | None) -> str:
-    """Who asks: the setting, else the user of this process."""
-    if given is not None:
-        return given
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # an id without a name, as in containers
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
