@@ -37,10 +37,7 @@ due AS MATERIALIZED (
 ),
 found AS MATERIALIZED (
     SELECT due.id, due.attempts + 1 >= coalesce(schedule.max_attempts, $6) AS last,
-        EXISTS (
-            SELECT FROM {schema}.cron_runs AS run
-            WHERE run.schedule_id = due.schedule_id AND run.scheduled_for = due.scheduled_for
-        ) AS fired_before,
+        before.schedule_id IS NOT NULL AS fired_before,
         CASE
             WHEN due.attempts = 0 AND due.fire_before < instant THEN 'too late'
             WHEN due.leased_until IS NOT NULL AND (schedule.enabled) IS NOT TRUE THEN 'disabled'
@@ -51,6 +48,9 @@ found AS MATERIALIZED (
         END AS over
     FROM due
     LEFT JOIN {schema}.cron_schedules AS schedule ON schedule.id = due.schedule_id
+    LEFT JOIN {schema}.cron_fired_before(
+        ARRAY(SELECT schedule_id FROM due), ARRAY(SELECT scheduled_for FROM due)) AS before
+        ON before.schedule_id = due.schedule_id AND before.scheduled_for = due.scheduled_for
     CROSS JOIN clock
 ),
 gone AS (

@@ -221,10 +221,13 @@ ended AS (SELECT *, CASE WHEN too_late THEN 'missed' ELSE 'enqueued' END AS outc
 # occurrence has fired before does not even try; should that have happened just now, the end of the statement refuses.
 _UNLESS_UNFINISHED = """
 limited AS (
-    SELECT * FROM taken
-    WHERE overlap <> 'allow' AND NOT too_late AND NOT EXISTS (
-        SELECT FROM {schema}.cron_runs AS run
-        WHERE run.schedule_id = taken.schedule_id AND run.scheduled_for = taken.scheduled_for)
+    SELECT taken.*
+    FROM taken
+    LEFT JOIN {schema}.cron_fired_before(
+        ARRAY(SELECT schedule_id FROM taken WHERE overlap <> 'allow'),
+        ARRAY(SELECT scheduled_for FROM taken WHERE overlap <> 'allow')) AS before
+        ON before.schedule_id = taken.schedule_id AND before.scheduled_for = taken.scheduled_for
+    WHERE overlap <> 'allow' AND NOT too_late AND before.schedule_id IS NULL
 ),
 entered AS (
     {insert_from_limited}

@@ -186,6 +186,36 @@ $function$;
 -- Whoever may execute it removes what happened: that is not for everybody.
 REVOKE EXECUTE ON FUNCTION {schema}.cron_drop_partition(text, timestamptz) FROM PUBLIC;
 
+-- Which of these occurrences have a run. It looks into the days concerned alone: a statement that names the ledger itself
+-- locks every day that is kept, with all of its indexes, and a server has room for some thousands of locks.
+CREATE FUNCTION {schema}.cron_fired_before(schedule_ids text[], moments timestamptz[])
+RETURNS TABLE (schedule_id text, scheduled_for timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
+AS $function$
+DECLARE
+    day regclass;
+BEGIN
+    FOR day IN
+        SELECT DISTINCT to_regclass(format('{schema}.%I', 'cron_runs_' || to_char(moment, 'YYYYMMDD')))
+        FROM unnest(moments) AS moment
+    LOOP
+        IF day IS NOT NULL THEN
+            RETURN QUERY EXECUTE format(
+                'SELECT given.schedule_id, given.moment
+                FROM unnest($1, $2) AS given (schedule_id, moment)
+                CROSS JOIN LATERAL (
+                    SELECT
+                    FROM %s AS run
+                    WHERE run.schedule_id = given.schedule_id AND run.scheduled_for = given.moment
+                    LIMIT 1
+                ) AS found', day)
+            USING schedule_ids, moments;
+        END IF;
+    END LOOP;
+END
+$function$;
+
 SELECT {schema}.cron_make_partition('runs', (statement_timestamp() AT TIME ZONE 'UTC')::date + day)
 FROM generate_series(-1, 7) AS day;
 SELECT {schema}.cron_make_partition('events', (statement_timestamp() AT TIME ZONE 'UTC')::date + 7 * week)

@@ -13,10 +13,12 @@ from cron_ticks.checks import PRIORITIES
 from cron_ticks.cleanup import CleanupWorker
 from cron_ticks.database import Database
 from cron_ticks.ids import new_tick_id
+from cron_ticks.lease_sql import LEASE_DUE_TICKS
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
+from cron_ticks.tick_repository import firing_statement
 from support.rig import handling, rig
 from token_queue.queue_repository import QUEUE_SINK
 
@@ -563,3 +565,24 @@ async def test_orphaned_ticks_are_cleaned_up_in_batches(repository: CronReposito
     assert delay == settings.cleanup_interval_seconds
     assert await column(connection, "SELECT schedule_name FROM cron_ticks") == ["n3"]
     assert [(entry["event"], entry["orphaned_ticks"]) for entry in logs] == [("cleaned_up", 11)]
+
+
+LOCKING: dict[str, tuple[str, tuple[object, ...]]] = {
+    "firing": (firing_statement(SINK), (None, "queue", 0, 60 * SECOND)),
+    "leasing": (LEASE_DUE_TICKS, (10 * SECOND, "queue", 3, timedelta(days=1), 2, 60 * SECOND)),
+}
+
+
+@pytest.mark.parametrize("what", LOCKING)
+async def test_a_long_ledger_does_not_use_up_the_servers_locks(
+    repository: CronRepository, database: Database, connection: Any, now: datetime, what: str
+) -> None:
+    """However many days are kept, a statement locks those that it needs."""
+    days = "SELECT cron_make_partition('runs', date '2020-01-01' + k) FROM generate_series(0, 89) AS k"
+    await connection.execute(days)
+    await declare(repository, 3, at=now)
+    statement, arguments = LOCKING[what]
+    async with database.transaction() as own:
+        assert len(await database.fetch(statement, "ticker_me", 10, now, *arguments, connection=own)) >= 3
+        locks = await own.fetchval("SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()")
+    assert locks < 60

@@ -52,6 +52,38 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION public.cron_fired_before(schedule_ids text[], moments timestamp with time zone[]) RETURNS TABLE(schedule_id text, scheduled_for timestamp with time zone)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    AS $_$
+DECLARE
+    day regclass;
+
+BEGIN
+    FOR day IN
+        SELECT DISTINCT to_regclass(format('"public".%I', 'cron_runs_' || to_char(moment, 'YYYYMMDD')))
+        FROM unnest(moments) AS moment
+    LOOP
+        IF day IS NOT NULL THEN
+            RETURN QUERY EXECUTE format(
+                'SELECT given.schedule_id, given.moment
+                FROM unnest($1, $2) AS given (schedule_id, moment)
+                CROSS JOIN LATERAL (
+                    SELECT
+                    FROM %s AS run
+                    WHERE run.schedule_id = given.schedule_id AND run.scheduled_for = given.moment
+                    LIMIT 1
+                ) AS found', day)
+            USING schedule_ids, moments;
+
+        END IF;
+
+    END LOOP;
+
+END
+$_$;
+
 CREATE FUNCTION public.cron_jitter(schedule_id text, occurrence timestamp with time zone, amplitude_us bigint) RETURNS interval
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN CASE WHEN (amplitude_us > 0) THEN ((((((('x'::text || "left"(encode(sha256(convert_to(((schedule_id || ' '::text) || ((EXTRACT(epoch FROM occurrence) * (1000000)::numeric))::bigint), 'UTF8'::name)), 'hex'::text), 15)))::bit(60))::bigint % (2 * amplitude_us)) - amplitude_us))::double precision * '00:00:00.000001'::interval) ELSE '00:00:00'::interval END;
