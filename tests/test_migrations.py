@@ -161,8 +161,11 @@ async def test_a_role_without_rights_is_told_what_to_do(empty_dsn: str) -> None:
 
 
 async def test_a_role_without_rights_may_work_with_a_finished_schema(dsn: str) -> None:
-    rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
-    async with a_role(dsn, rights) as limited, QueueManager(limited) as manager:
+    rights = (
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
+        "GRANT USAGE ON SEQUENCE execution_events_sequence TO {role}",
+    )
+    async with a_role(dsn, *rights) as limited, QueueManager(limited) as manager:
         await manager.schedule("queue", every=5)
 
 

@@ -560,6 +560,7 @@ async def test_a_role_that_may_only_insert_is_enough(dsn: str, settings: Setting
     await connection.execute(
         f"""CREATE TABLE jobs (a text);
         GRANT INSERT, SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};
+        GRANT USAGE ON SEQUENCE execution_events_sequence TO {role};
         REVOKE ALL ON jobs FROM {role}; GRANT INSERT ON jobs TO {role}"""
     )
     async with database_with(dsn, settings, role=role) as database:
