@@ -275,14 +275,14 @@ async def test_an_unfinished_backfill_keeps_its_days(retention: RetentionReposit
     assert await old_partitions(connection) == []
 
 
-async def test_a_tick_of_a_dropped_day_gets_its_day_again(database: Database, connection: Any, now: datetime) -> None:
+async def test_a_tick_of_a_dropped_day_gets_its_day_again(database: Database, connection: Any) -> None:
     """Its run is kept until the next pass, and the ledger is not complete from there on."""
     await make(connection, "runs", OLD, OLD + DAY)
     await RetentionRepository(database).drop_partitions("runs", 90 * DAY)
     since = await kept_since(connection)
     assert since == at(OLD + 2 * DAY)
-    engine = Engine(database, now)
-    schedule = await engine.declare("queue", at=at(OLD, 12))
+    engine = Engine(database, at(OLD, 12))
+    schedule = await engine.declare("queue", at=engine.now)
     assert len(await engine.fire()) == 1
     assert await connection.fetchval("SELECT count(*) FROM cron_runs WHERE schedule_id = $1", schedule.id) == 1
     await keeper(database).run_once()
@@ -382,6 +382,8 @@ async def test_dead_letters_go_after_their_time(
     assert removed == ([7 * (5 - len(kept))] if len(kept) < 5 else [])
     found = dict(await connection.fetch(COUNTED))
     assert found == {"dead": kept, "completed": [1, 5, 89, 91, 200], "pending": [1, 5, 89, 91, 200]}
+    noted = await connection.fetch("SELECT event, data ->> 'reason', count(*) FROM execution_events GROUP BY 1, 2")
+    assert [tuple(row) for row in noted] == ([("purged", "its retention is over", sum(removed))] if removed else [])
 
 
 async def test_cleanup_removes_now_what_is_older(manager: QueueManager, connection: Any, now: datetime) -> None:
@@ -480,7 +482,7 @@ async def test_removing_costs_what_is_removed(
     statements: dict[str, tuple[str, tuple[object, ...]]] = {
         "FORGET_VERSIONS": (retention_sql.FORGET_VERSIONS, (100, now - 90 * DAY, *beginning)),
         "RUNS_BEFORE": (retention_sql.RUNS_BEFORE, (None, 90 * DAY)),
-        "DELETE_DEAD_BEFORE": (queue_sql.DELETE_DEAD_BEFORE, (None, 90 * DAY, 100)),
+        "DELETE_DEAD_BEFORE": (queue_sql.DELETE_DEAD_BEFORE, (None, 90 * DAY, 100, True, None, "ticker_x")),
         "DELETE_COMPLETED_BEFORE": (queue_sql.DELETE_COMPLETED_BEFORE, (None, 90 * DAY, 100)),
     }
     costs = {}

@@ -317,7 +317,8 @@ class QueueRepository:
 
     async def delete_dead_before(self, age: timedelta, *, limit: int, now: datetime | None = None) -> int:
         """Remove dead letters that died so long ago; fewer than `limit` means that none is left."""
-        return len(await self._database.fetch(sql.DELETE_DEAD_BEFORE, now, age, limit))
+        arguments = (now, age, limit, *self._noted, self._worker_id or None)
+        return len(await self._database.fetch(sql.DELETE_DEAD_BEFORE, *arguments))
 
     async def message_states(self, ids: Sequence[str], *, now: datetime | None = None) -> dict[str, MessageState]:
         """How far messages have come, by id; those that are not there any more are not in the result."""

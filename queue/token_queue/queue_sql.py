@@ -504,10 +504,8 @@ gone AS (
 SELECT ({_wake("$2::text", "given.queue_name")}) FROM gone, unnest(gone.queues) AS given (queue_name)
 """
 
-# Completed messages whose retention is over. Each worker sees to the queues that it handles. Those that nobody handles,
-# and in which nothing was completed for as long as the settings' retention ($5), are anybody's: a skip scan, one probe
-# per queue. A worker that is away for a while may have another retention in mind.
-DELETE_COMPLETED = """
+# Queues with completed messages: a skip scan, one probe per queue.
+_COMPLETED_QUEUES = """
 WITH RECURSIVE clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant),
 queue AS (
     (
@@ -526,6 +524,14 @@ queue AS (
         LIMIT 1
     ) AS next
 ),
+"""
+
+# Completed messages whose retention is over. Each worker sees to the queues that it handles. Those that nobody handles,
+# and in which nothing was completed for as long as the settings' retention ($5), are anybody's. A worker that is away
+# for a while may have another retention in mind.
+DELETE_COMPLETED = (
+    _COMPLETED_QUEUES
+    + """
 kept AS (
     SELECT queue_name, retention FROM unnest($2::text[], $3::interval[]) AS handled (queue_name, retention)
     UNION ALL
@@ -554,27 +560,12 @@ old AS (
 DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
 RETURNING 1
 """
+)
 
 # The same of all queues, by hand: whatever was completed so long ago.
-DELETE_COMPLETED_BEFORE = """
-WITH RECURSIVE clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant),
-queue AS (
-    (
-        SELECT queue_name FROM {schema}.queue_messages
-        WHERE completed_at IS NOT NULL
-        ORDER BY queue_name
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT next.queue_name
-    FROM queue
-    CROSS JOIN LATERAL (
-        SELECT queue_name FROM {schema}.queue_messages
-        WHERE completed_at IS NOT NULL AND queue_name > queue.queue_name
-        ORDER BY queue_name
-        LIMIT 1
-    ) AS next
-),
+DELETE_COMPLETED_BEFORE = (
+    _COMPLETED_QUEUES
+    + """
 old AS (
     SELECT message.id
     FROM queue
@@ -591,8 +582,9 @@ old AS (
 DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
 RETURNING 1
 """
+)
 
-# Dead letters that died so long ago, the oldest first.
+# Dead letters that died so long ago, the oldest first. Each has its event ($4), by whoever asks ($5) or a worker ($6).
 DELETE_DEAD_BEFORE = """
 WITH clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant),
 old AS (
@@ -602,9 +594,17 @@ old AS (
     ORDER BY dlq_at, id
     LIMIT $3
     FOR UPDATE SKIP LOCKED
+),
+removed AS (
+    DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id, schedule_id
+),
+noted AS (
+    INSERT INTO {schema}.execution_events (event, schedule_id, message_id, worker, actor, data)
+    SELECT 'purged', schedule_id, id, $6::text, $5::text, jsonb_build_object('reason', 'its retention is over')
+    FROM removed
+    WHERE $4::boolean
 )
-DELETE FROM {schema}.queue_messages WHERE id = ANY (ARRAY(SELECT id FROM old))
-RETURNING 1
+SELECT id FROM removed
 """
 
 # Workers that went without a word.
