@@ -22,7 +22,8 @@ SELECT (SELECT kept_since FROM {schema}.cron_retention WHERE kind = 'runs') AS r
 """
 
 # What schedules were before a version that holds since before the first kept run ($2), and of a schedule that was
-# deleted by then everything. A batch of such versions from a place in their order on, so that each is looked at once.
+# deleted by then everything, also what it sent, as edits note it. A batch of such versions from a place in their order
+# on, so that each is looked at once.
 FORGET_VERSIONS = """
 WITH replacing AS MATERIALIZED (
     SELECT holds_after, schedule_id, version, change
@@ -43,6 +44,12 @@ forgotten AS (
     USING (SELECT DISTINCT schedule_id, version FROM replaced) AS replaced
     WHERE version.schedule_id = replaced.schedule_id AND version.version = replaced.version
     RETURNING 1
+),
+unnoted AS (
+    UPDATE {schema}.execution_events
+    SET data = data #- '{changed,payload}'
+    WHERE schedule_id = ANY (ARRAY(SELECT schedule_id FROM replacing WHERE change = 'deleted'))
+        AND event = 'edited' AND data -> 'changed' ? 'payload'
 )
 SELECT holds_after, schedule_id, version, (SELECT count(*) FROM forgotten) AS forgotten,
     (SELECT count(*) FROM replacing) AS looked_at

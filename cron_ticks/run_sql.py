@@ -23,11 +23,12 @@ _IN_TIME = """
     AND run.scheduled_for <= coalesce($2::timestamptz, 'infinity')
 """
 
-# Stretches that began before $9. OFFSET keeps them apart, so that they are found by their own index and no other: by
-# their schedule or their time the way to them leads through all runs since.
-_BEYOND = (
-    "(SELECT * FROM {schema}.cron_runs WHERE missed_since IS NOT NULL AND missed_since < $9::timestamptz OFFSET 0)"
-)
+# Stretches that began before $9 and went on. OFFSET keeps them apart, so that they are found by their own indexes and
+# no other: by their schedule or their time the way to them leads through all runs since.
+_BEYOND = """(
+            SELECT * FROM {schema}.cron_runs
+            WHERE missed_since IS NOT NULL AND missed_since < $9::timestamptz AND scheduled_for >= $9{of_schedule}
+            OFFSET 0)"""
 
 # With what a run's schedule was then; of a tick of long ago that may be forgotten.
 _PAGE = """
@@ -39,7 +40,7 @@ FROM (
     FROM {schedules} CROSS JOIN LATERAL (
         (SELECT run.* FROM {schema}.cron_runs AS run WHERE {own} AND {in_time} AND {chosen})
         UNION ALL
-        (SELECT run.* FROM {beyond} AS run WHERE {own} AND run.scheduled_for >= $9::timestamptz AND {chosen})
+        (SELECT run.* FROM {beyond} AS run WHERE {own} AND {chosen})
     ) AS found
     ORDER BY found.scheduled_for DESC, found.schedule_id DESC
     LIMIT $1
@@ -50,13 +51,18 @@ ORDER BY run.scheduled_for DESC, run.schedule_id DESC
 """
 
 
-def _page(*, schedules: str, own: str) -> str:
+def _page(*, schedules: str, own: str, of_schedule: str = "") -> str:
     page = _PAGE.replace("{schedules}", schedules).replace("{own}", own)
-    return page.replace("{in_time}", _IN_TIME).replace("{beyond}", _BEYOND).replace("{chosen}", _CHOSEN)
+    beyond = _BEYOND.replace("{of_schedule}", of_schedule)
+    return page.replace("{in_time}", _IN_TIME).replace("{beyond}", beyond).replace("{chosen}", _CHOSEN)
 
 
 # Of some schedules: per schedule the key is read backwards, the newest partition first, until there is a page.
-OF_SCHEDULES = _page(schedules="unnest($10::text[]) AS given (id)", own="run.schedule_id = given.id")
+OF_SCHEDULES = _page(
+    schedules="unnest($10::text[]) AS given (id)",
+    own="run.schedule_id = given.id",
+    of_schedule=" AND schedule_id = given.id",
+)
 
 # Of all schedules: may read all runs of the time, so the caller asks for a short one first.
 OF_TIME = _page(schedules="(SELECT) AS everything", own="true")

@@ -295,6 +295,20 @@ async def versions(connection: Any) -> list[tuple[str, int]]:
     return [tuple(row) for row in rows]
 
 
+async def test_what_a_forgotten_schedule_sent_is_not_in_its_events_either(
+    database: Database, connection: Any, now: datetime
+) -> None:
+    """Or nobody would find it there when its workspace is deleted."""
+    engine = Engine(database, now)
+    schedule = await engine.declare("queue", every=60, jitter=None, workspace_id="ws", payload={"secret": 1})
+    await engine.edit(schedule.id, payload={"secret": 2}, priority="high")
+    await engine.repository.delete_schedule(schedule.id, now=now)
+    await set_kept_since(connection, now + DAY)
+    assert await RetentionRepository(database).forget_versions() == 3
+    changed = await connection.fetchval("SELECT data ->> 'changed' FROM execution_events WHERE event = 'edited'")
+    assert json.loads(changed) == {"priority": ["normal", "high"]}
+
+
 async def set_kept_since(connection: Any, instant: datetime) -> None:
     await connection.execute(
         """INSERT INTO cron_retention VALUES ('runs', $1)

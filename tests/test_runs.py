@@ -296,6 +296,7 @@ async def test_a_run_of_a_forgotten_version_is_shown_nevertheless(manager: Queue
         ({"schedule_id": "\n"}, "schedule_id"),
         ({"workspace_id": " "}, "workspace_id"),
         ({"queue_name": 7}, "queue_name"),
+        ({"since": datetime(2026, 2, 1, tzinfo=UTC), "until": datetime(2026, 1, 1, tzinfo=UTC)}, "since"),
     ],
 )
 async def test_what_cannot_be_meant_is_refused(manager: QueueManager, choice: dict[str, Any], field: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from cron_ticks.audit_results import Audit, Counts, Figures, Finding, ScheduleAudit, Statistics
-from cron_ticks.cli.calendar_commands import qualified
+from cron_ticks.cli.calendar_commands import parse_moment, parse_span, qualified
 from cron_ticks.cli.common import (
     Dsn,
     Json,
@@ -21,7 +21,6 @@ from cron_ticks.cli.common import (
     with_manager,
 )
 from cron_ticks.cli.report import database_clock
-from cron_ticks.declarations import parse_duration, parse_time
 from token_queue import QueueManager
 
 Result = TypeVar("Result")
@@ -63,7 +62,7 @@ def audit_command(  # noqa: PLR0917 - typer's way of declaring options
 ) -> None:
     """Compare what should have happened with what did; exit 1 if something is unexplained or was told of twice."""
     with reported_errors():
-        late = None if late_after is None else parse_duration("--late-after", late_after)
+        late = None if late_after is None else parse_span("late_after", late_after)
 
         async def work(manager: QueueManager, start: datetime | None, end: datetime | None) -> Audit:
             return await manager.audit(start, end, schedule_id=schedule_id, late_after=late)
@@ -111,15 +110,9 @@ def _in_span(
 
     async def use(manager: QueueManager) -> Result:
         now = await database_clock(manager.database)
-        return await work(manager, _instant("--since", since, now), _instant("--until", until, now))
+        return await work(manager, parse_moment("since", since, now), parse_moment("until", until, now))
 
     return with_manager(dsn, use)
-
-
-def _instant(field: str, text: str | None, now: datetime) -> datetime | None:
-    if text is None:
-        return None
-    return parse_time(field, text) if "-" in text or ":" in text else now - parse_duration(field, text)
 
 
 def _print_audit(audit: Audit, shown: Sequence[ScheduleAudit]) -> None:

@@ -20,8 +20,9 @@ from cron_ticks.cli.common import (
     visible,
     with_manager,
 )
-from cron_ticks.declarations import Applied, AppliedChange, parse_duration, parse_time
+from cron_ticks.declarations import DURATION, Applied, AppliedChange, parse_duration, parse_time
 from cron_ticks.descriptions import describe_rule
+from cron_ticks.errors import InvalidInputError
 from cron_ticks.previews import preview
 from cron_ticks.schedules import DEFAULT_ZONE, calendar_of, check_rule, rule_of
 
@@ -126,6 +127,19 @@ def parse_span(field: str, text: str | None) -> float | timedelta | None:
     if text is None:
         return None
     return float(text) if PLAIN_NUMBER.fullmatch(text) else parse_duration(field, text)
+
+
+def parse_moment(field: str, text: str | None, now: datetime) -> datetime | None:
+    """A time, or how long ago."""
+    if text is None:
+        return None
+    if not (PLAIN_NUMBER.fullmatch(text) or DURATION.fullmatch(text)):
+        return parse_time(field, text)
+    span = parse_span(field, text)
+    try:
+        return now - (span if isinstance(span, timedelta) else timedelta(seconds=span or 0.0))
+    except OverflowError:
+        raise InvalidInputError(field, f"{text} is too long ago") from None
 
 
 def parse_instant(field: str, text: str | None) -> datetime | None:

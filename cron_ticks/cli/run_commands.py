@@ -1,12 +1,12 @@
 """`cron-ticks runs` and `cron-ticks cleanup`: what became of occurrences, and removing what is old."""
 
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, cast
 
 import typer
 
-from cron_ticks.cli.calendar_commands import PLAIN_NUMBER, parse_span, qualified
+from cron_ticks.cli.calendar_commands import parse_moment, parse_span, qualified
 from cron_ticks.cli.common import (
     Dsn,
     Json,
@@ -19,8 +19,6 @@ from cron_ticks.cli.common import (
     with_manager,
 )
 from cron_ticks.cli.report import database_clock
-from cron_ticks.declarations import DURATION, parse_time
-from cron_ticks.errors import InvalidInputError
 from cron_ticks.runs import MessageState, Outcome, Run
 from token_queue import QueueManager
 from token_queue.run_calls import CleanedUp, CleanupKind
@@ -71,8 +69,8 @@ def runs_command(
             workspace_id=workspace,
             queue_name=queue,
             outcome=cast("Outcome | None", outcome),  # runs() checks it
-            since=_moment("since", since, now),
-            until=_moment("until", until, now),
+            since=parse_moment("since", since, now),
+            until=parse_moment("until", until, now),
             after=after,
             limit=limit,
         )
@@ -115,19 +113,6 @@ def cleanup_command(
         return
     for line in _removed_lines(removed):
         typer.echo(line)
-
-
-def _moment(field: str, text: str | None, now: datetime) -> datetime | None:
-    """A time, or how long ago."""
-    if text is None:
-        return None
-    if not (PLAIN_NUMBER.fullmatch(text) or DURATION.fullmatch(text)):
-        return parse_time(field, text)
-    span = parse_span(field, text)
-    try:
-        return now - (span if isinstance(span, timedelta) else timedelta(seconds=span or 0.0))
-    except OverflowError:
-        raise InvalidInputError(field, f"{text} is too long ago") from None
 
 
 def _row(run: Run) -> list[str]:

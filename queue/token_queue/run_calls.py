@@ -70,6 +70,8 @@ class RunCalls(OpenedManager):
             until=None if until is None else check_instant("until", until),
             after=None if after is None else check_place("after", after),
         )
+        if choice.since is not None and choice.until is not None and choice.since >= choice.until:
+            raise InvalidInputError("since", "must be before until")
         found = await RunRepository(self._open.database).runs(choice, limit=limit)
         return await self._with_messages(found)
 
