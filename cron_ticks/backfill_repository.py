@@ -25,7 +25,7 @@ from cron_ticks.backfills import (
     without,
 )
 from cron_ticks.checks import EARLIEST
-from cron_ticks.database import Connection, Database, storable
+from cron_ticks.database import PASSING_ERRORS, Connection, Database, storable
 from cron_ticks.errors import BackfillNotFoundError, ScheduleNotFoundError
 from cron_ticks.ids import new_backfill_id, new_tick_id
 from cron_ticks.listener import NOTIFY, TICKS_NOTICE
@@ -37,8 +37,14 @@ from cron_ticks.settings import Settings
 DAYS_AT_ONCE = 20  # partitions made in a transaction: a server has room for some thousand locks
 SHORTEST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)  # while ticks are waited for
 
-# What the database says of a row. Anything else is its own trouble, and no fault of a backfill's.
-REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError)
+# The server's own trouble, which passes. Whatever else it says would be the same at the next step.
+PASSING = (
+    *PASSING_ERRORS,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.PostgresSystemError,
+    asyncpg.TransactionRollbackError,
+)
 
 
 class DueBackfill(NamedTuple):
@@ -68,7 +74,6 @@ class Held:
     position: datetime
     per_minute: int
     now: datetime
-    kept_since: datetime
     ticks: "Ticks"
 
     @property
@@ -88,7 +93,6 @@ class Ticks:
 
     occurrences: frozenset[datetime]
     backfilled: frozenset[datetime]  # those of backfills among them
-    any_waits: bool  # for the end of a message
     last_due: datetime | None  # of backfills
 
     def within(self, start: datetime, end: datetime) -> bool:
@@ -104,7 +108,6 @@ class Step:
     due_at: datetime  # when to go on
     left: int  # occurrences before it
     split: Sequence[tuple[Stretch, list[Stretch]]] = ()
-    again: datetime | None = None  # an occurrence that gets another try
     done: bool = False  # and then there is nothing left to do
 
 
@@ -163,10 +166,12 @@ class BackfillRepository:
         self, backfill_id: str, schedule_id: str, *, wait: bool = False, now: datetime | None = None
     ) -> Ended | None:
         """Go on with a due backfill, unless somebody else is busy with it or its schedule; how it has ended."""
-        await self._make_partitions_ahead(backfill_id, schedule_id)
         try:
+            await self._make_partitions_ahead(backfill_id, schedule_id)
             return await self._step(backfill_id, schedule_id, wait=wait, now=now)
-        except REFUSALS as error:
+        except PASSING:
+            raise
+        except asyncpg.PostgresError as error:  # it would be the same again
             said = f"{type(error).__name__}: {error.args[0]}"  # without the details, which show payloads
             return await self._end(backfill_id, Ended("failed", storable(said)), now)
 
@@ -197,7 +202,6 @@ class BackfillRepository:
         if row is None:
             return None
         schedule = await self._schedule(schedule_id, connection)
-        _, kept_since = await self._horizon(now, connection)
         return Held(
             id=backfill_id,
             schedule=schedule,
@@ -207,7 +211,6 @@ class BackfillRepository:
             position=row["next_at"],
             per_minute=row["per_minute"],
             now=row["instant"],
-            kept_since=kept_since,
             ticks=await self._ticks(schedule_id, connection),
         )
 
@@ -240,7 +243,6 @@ class BackfillRepository:
         return Ticks(
             occurrences=frozenset(row["scheduled_for"] for row in rows),
             backfilled=frozenset(row["scheduled_for"] for row in ours),
-            any_waits=any(row["waiting"] for row in rows),
             last_due=max((row["due_at"] for row in ours if row["due_at"] is not None), default=None),
         )
 
@@ -248,33 +250,22 @@ class BackfillRepository:
         """What comes next."""
         left = held.timetable.count(held.position, held.end)
         here = Chosen((), 0, held.position)
-        if held.one_by_one:
-            if held.ticks.backfilled or held.ticks.any_waits:
-                return Step(here, look_again(held), left)
-            again = await self._take_back(held, connection)
-            if again is not None:
-                return Step(here, held.now + SHORTEST_PAUSE, left, again=again)
+        if held.one_by_one and held.ticks.backfilled:
+            return Step(here, look_again(held), left)
         occurrences = next_occurrences(held.timetable, held.position, held.end)
         if occurrences:
             return await self._choose(held, occurrences, left, connection)
         pending = held.ticks.within(held.start, held.end)
         return Step(replace(here, position=held.end), look_again(held), left, done=not pending)
 
-    async def _take_back(self, held: Held, connection: Connection) -> datetime | None:
-        """The occurrence made last, if it came in the way of a message nevertheless."""
-        arguments = (held.schedule.id, held.start, held.position)
-        taken: datetime | None = await self._database.fetchval(
-            backfill_sql.TAKE_BACK_OVERLAPPED, *arguments, connection=connection
-        )
-        return taken
-
     async def _choose(self, held: Held, occurrences: Sequence[datetime], left: int, connection: Connection) -> Step:
         """Leave alone what has ended or will by itself; of the rest, as much as the pace allows."""
-        if occurrences[0] < held.kept_since:
-            raise CannotGoOnError(f"the ledger is kept since {held.kept_since.isoformat()} only")
         reach = (occurrences[0], occurrences[-1])
         arguments = (held.schedule.id, occurrences, *reach)
         runs = await self._database.fetch(backfill_sql.RUNS_OF, *arguments, connection=connection)
+        _, kept_since = await self._horizon(None, connection)  # now that we read the ledger, no day of it can go
+        if occurrences[0] < kept_since:
+            raise CannotGoOnError(f"the ledger is kept since {kept_since.isoformat()} only")
         chosen = choose(
             occurrences,
             taken=held.ticks.occurrences | {row["scheduled_for"] for row in runs if not row["missed"]},
@@ -292,10 +283,10 @@ class BackfillRepository:
 
     async def _write(self, held: Held, step: Step, connection: Connection) -> None:
         """All that a step does. What was missed turns into ticks, so that each occurrence is told of once."""
-        made = step.chosen.made if step.again is None else (step.again,)
+        made = step.chosen.made
         pieces = [piece for _, pieces in step.split for piece in pieces]
         await self._make_partitions([*made, *(piece.last for piece in pieces)], connection)
-        if step.chosen.made:
+        if made:
             arguments = (held.schedule.id, made, made[0], made[-1])
             await self._database.fetch(backfill_sql.FORGET_MISSED, *arguments, connection=connection)
         for stretch, left in step.split:

@@ -70,7 +70,7 @@ FOR UPDATE
 
 # All ticks of a schedule. Asked before the ledger: what has fired in between is in the ledger then.
 TICKS_OF = """
-SELECT scheduled_for, origin, waiting, nullif(due_at, 'infinity') AS due_at
+SELECT scheduled_for, origin, nullif(due_at, 'infinity') AS due_at
 FROM {schema}.cron_ticks
 WHERE schedule_id = $1
 """
@@ -128,20 +128,6 @@ SELECT made.id, schedule.id, schedule.name, schedule.workspace_id, schedule.queu
 FROM unnest($2::text[], $3::timestamptz[], $4::timestamptz[]) AS made (id, scheduled_for, due_at)
 JOIN {schema}.cron_schedules AS schedule ON schedule.id = $1
 ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
-RETURNING scheduled_for
-"""
-
-# The tick that was made last came in the way of a message after all, though none of the schedule's waited: it gets
-# another try.
-TAKE_BACK_OVERLAPPED = """
-DELETE FROM {schema}.cron_runs
-WHERE schedule_id = $1 AND outcome = 'overlapped' AND scheduled_for = (
-    SELECT scheduled_for
-    FROM {schema}.cron_runs
-    WHERE schedule_id = $1 AND scheduled_for >= $2 AND scheduled_for < $3 AND origin = 'backfill'
-    ORDER BY scheduled_for DESC
-    LIMIT 1
-)
 RETURNING scheduled_for
 """
 

@@ -23,7 +23,7 @@ due AS MATERIALIZED (
         AS level (turn, priority)
     CROSS JOIN LATERAL (
         SELECT tick.id, tick.schedule_id, tick.scheduled_for, tick.execute_at, tick.attempts, tick.leased_until,
-            tick.fire_before
+            tick.recovery, tick.fire_before
         FROM {schema}.cron_ticks AS tick
         WHERE level.turn <= $8 AND tick.sink = $5 AND tick.turn = level.turn AND tick.priority = level.priority
             AND tick.due_at <= (SELECT instant FROM clock)
@@ -40,7 +40,7 @@ found AS MATERIALIZED (
         before.schedule_id IS NOT NULL AS fired_before,
         CASE
             WHEN due.attempts = 0 AND due.fire_before < instant THEN 'too late'
-            WHEN due.leased_until IS NOT NULL AND (schedule.enabled) IS NOT TRUE THEN 'disabled'
+            WHEN (due.leased_until IS NOT NULL OR due.recovery) AND schedule.enabled IS NOT TRUE THEN 'disabled'
             WHEN due.attempts > 0 AND (
                 due.attempts >= coalesce(schedule.max_attempts, $6)
                 OR instant - due.execute_at > coalesce(schedule.max_age_us * interval '1 microsecond', $7::interval)
@@ -62,7 +62,9 @@ runs AS (
     INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
         ticker_id, recovered, recovery_time)
     SELECT schedule_id, scheduled_for, version, origin,
-        CASE WHEN found.over = 'too late' THEN 'missed' WHEN leased_until IS NULL THEN 'failed' ELSE 'expired' END,
+        CASE WHEN found.over = 'too late' THEN 'missed'
+            WHEN found.over = 'disabled' OR leased_until IS NOT NULL THEN 'expired'
+            ELSE 'failed' END,
         CASE found.over
             WHEN 'too late' THEN 'later than its misfire_grace'
             WHEN 'disabled' THEN

@@ -14,7 +14,9 @@ Policies = Callable[[CatchUp], MakingUp]
 
 
 def kept_late(made: Planned) -> Sequence[LateTick]:
-    """Late ticks that are made up, and were not so before."""
+    """Late ticks that are made up, and were not so before; none as long as there are more than could be looked at."""
+    if made.plan.late_undecided:
+        return []
     return [tick for tick in made.needing.late[made.plan.late_missed :] if tick.turn == 0]
 
 

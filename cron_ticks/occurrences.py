@@ -175,6 +175,9 @@ class MakingUp:
         return min(room, young)
 
 
+EVERYTHING = MakingUp("all", 1000, timedelta(days=500 * 365))
+
+
 @dataclass(frozen=True)
 class Stretch:
     """Occurrences in a row."""
@@ -193,6 +196,7 @@ class Plan:
     stretch: Stretch | None  # what is missed
     complete: bool  # up to the end of the window
     late_missed: int = 0  # so many of the late ticks are missed, the oldest ones
+    late_undecided: bool = False  # about the others later
 
     @property
     def missed(self) -> int:

@@ -37,9 +37,9 @@ class RetentionRepository:
     ) -> DroppedPartitions:
         """Remove the partitions that are wholly so old, one after the other, the oldest first."""
         statement = retention_sql.RUNS_BEFORE if kind == "runs" else retention_sql.EVENTS_BEFORE
-        before = await self._database.fetchval(statement, now, older_than)
         names: list[str] = []
         while True:
+            before = await self._database.fetchval(statement, now, older_than)  # anew: a backfill may have begun
             try:
                 name = await self._drop_oldest(kind, before)
             except asyncpg.LockNotAvailableError:

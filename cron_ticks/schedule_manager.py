@@ -1,6 +1,7 @@
 """ScheduleManager: makes ticks ahead of time, on every pod."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from cron_ticks.rows import NeedingTicks, Planned
 from cron_ticks.settings import Settings
 
 log = structlog.get_logger("cron_ticks.schedule_manager")
+
+CATCH_UP_SECONDS = 0.5
 
 # What the database says of a row. Anything else is its own trouble, and no fault of a schedule's.
 REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError)
@@ -61,13 +64,16 @@ class ScheduleManager:
         return min(self._settings.manager_interval_seconds, next_backfill)
 
     async def catch_up(self, sink: str) -> None:
-        """Decide about a sink's ticks that nobody fired in time, as their schedules want, before one of them fires."""
-        limit = self._settings.manager_batch_size
-        while ids := await self._repository.late_schedules(sink, limit=limit):
+        """Decide about a sink's ticks that nobody fired in time, as their schedules want, before one of them fires.
+
+        For a moment only: what is due now must not wait for all of them. Whoever calls comes again.
+        """
+        end = time.monotonic() + CATCH_UP_SECONDS
+        while ids := await self._repository.late_schedules(sink, limit=self._settings.manager_batch_size):
             batch = await self._make_batch(ids)
             if batch.schedules == 0:  # they are in others' hands, or gone
                 self._metrics.orphaned.inc(await self._repository.delete_orphaned_ticks_of(ids))
-            if batch.schedules == 0 or len(ids) < limit:
+            if batch.schedules == 0 or time.monotonic() > end:
                 return
 
     async def _make_batch(self, ids: Sequence[str] | None = None) -> Batch:

@@ -12,7 +12,7 @@ from cron_ticks import backfill_sql, schedule_sql, tick_sql
 from cron_ticks.database import Connection
 from cron_ticks.errors import InvalidInputError, ScheduleNotFoundError
 from cron_ticks.ids import new_schedule_id, new_tick_id
-from cron_ticks.occurrences import MICROSECOND, NOTHING, RULE_ERRORS, Plan, all_missed
+from cron_ticks.occurrences import EVERYTHING, MICROSECOND, NOTHING, RULE_ERRORS, Plan, all_missed
 from cron_ticks.rows import (
     NeedingTicks,
     PendingTick,
@@ -102,7 +102,8 @@ class ScheduleRepository(TickRepository):
             timetable = definition.timetable(anchor)
             needed_from = timetable.occurrence_at_or_after(now if definition.at is None else definition.at)
             needing = NeedingTicks(new_schedule_id(), 1, timetable, needed_from, 0, now, definition.catch_up)
-            made = self.plan(needing)
+            # A one-off whose time has passed was asked for now: nobody was late with it.
+            made = self.plan(needing, making_up=None if definition.at is None else EVERYTHING)
             row = await self.database.fetchrow(
                 schedule_sql.CREATE_SCHEDULE,
                 needing.schedule_id,

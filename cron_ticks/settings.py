@@ -178,6 +178,13 @@ class Settings(BaseSettings):
             raise ValueError("belongs to PostgreSQL itself: choose another name")
         return value
 
+    @field_validator("actor")
+    @classmethod
+    def _actor_must_be_readable(cls, value: str | None) -> str | None:
+        if value is not None and not value.isprintable():
+            raise ValueError("must not contain control characters")
+        return value
+
     @field_validator("manager_interval_seconds")
     @classmethod
     def _passes_must_overlap(cls, value: float, info: ValidationInfo) -> float:

@@ -22,6 +22,7 @@ from cron_ticks.sinks import SameDatabaseSink
 DAYS_AHEAD = 7  # beyond the window for which the ledger has partitions
 WEEKS_AHEAD = 5  # for which events have them
 MOST_TICKS_AT_ONCE = 1000  # per schedule and transaction of a manager
+LATE_AT_ONCE = 1000  # ticks per schedule that are ended as missed in one transaction
 MOST_COLLISIONS = 100  # of one occurrence's microsecond with those of others
 SOON = timedelta(seconds=1.5 * LONGEST_IDLE_SECONDS)  # a ticker asks at least so often what is due next
 
@@ -40,6 +41,7 @@ class TickRepository(LeaseRepository):
             timedelta(seconds=settings.catch_up_max_age_seconds),
         )
         self._spread = timedelta(seconds=settings.catch_up_spread_seconds)
+        self._most_late = settings.catch_up_max_count + LATE_AT_ONCE
         self.patience = f"{max(1, self._lease // timedelta(milliseconds=1))}ms"  # with a process that hangs with locks
         self._shard = (settings.shard_count, settings.shard_id)
 
@@ -77,8 +79,8 @@ class TickRepository(LeaseRepository):
         late: dict[str, list[LateTick]] = defaultdict(list)
         behind = [row["schedule_id"] for row in taken if all_of_them or self._is_behind(row)]
         if behind:
-            floor = taken[0]["instant"] - self._missed_after
-            for row in await self.database.fetch(tick_sql.LATE_TICKS, behind, floor, connection=connection):
+            arguments = (behind, taken[0]["instant"] - self._missed_after, self._most_late)
+            for row in await self.database.fetch(tick_sql.LATE_TICKS, *arguments, connection=connection):
                 late[row["schedule_id"]].append(LateTick(row["id"], row["scheduled_for"], row["turn"]))
         return late
 
@@ -94,10 +96,12 @@ class TickRepository(LeaseRepository):
         """How much is made up under a policy."""
         return MakingUp(policy, *self._limits_of_catching_up)
 
-    def plan(self, needing: NeedingTicks, *, until: datetime | None = None) -> Plan:
+    def plan(self, needing: NeedingTicks, *, until: datetime | None = None, making_up: MakingUp | None = None) -> Plan:
         """What to make of a schedule: up to the end of the window, a thousand at a time, or all up to `until`."""
         late = [tick.scheduled_for for tick in needing.late]
-        making_up = self.making_up(needing.catch_up)
+        making_up = making_up or self.making_up(needing.catch_up)
+        if len(late) == self._most_late:  # there may be more: of these, the oldest can't be among those made up
+            return Plan((), needing.needed_from, None, complete=False, late_missed=LATE_AT_ONCE, late_undecided=True)
         if needing.broken:  # it is passed over; what has been made is to be dealt with nevertheless
             kept = making_up.kept_of(late, needing.now, room=making_up.room)
             return Plan((), needing.needed_from, None, complete=True, late_missed=len(late) - kept)

@@ -117,15 +117,22 @@ CROSS JOIN LATERAL (
 """
 
 # Ticks of these schedules, whose cursors are held, that nobody fired in time, and those that are made up already but
-# not fired: catch-up policies decide about all of them together. Not what somebody has begun with.
+# not fired: catch-up policies decide about all of them together. Not what somebody has begun with. Of each schedule no
+# more than $3, the oldest: a sink that nobody served for a week has very many.
 LATE_TICKS = """
-SELECT id, schedule_id, scheduled_for, turn
-FROM {schema}.cron_ticks
-WHERE schedule_id = ANY ($1::text[]) AND execute_at < $2
-    AND (turn = 0 AND due_at < $2 OR turn = 2)
-    AND origin = 'schedule' AND attempts = 0 AND NOT waiting
-ORDER BY schedule_id, scheduled_for
-FOR UPDATE SKIP LOCKED
+SELECT found.*
+FROM unnest($1::text[]) AS given (schedule_id)
+CROSS JOIN LATERAL (
+    SELECT tick.id, tick.schedule_id, tick.scheduled_for, tick.turn
+    FROM {schema}.cron_ticks AS tick
+    WHERE tick.schedule_id = given.schedule_id AND tick.execute_at < $2
+        AND (tick.turn = 0 AND tick.due_at < $2 OR tick.turn = 2)
+        AND tick.origin = 'schedule' AND tick.attempts = 0 AND NOT tick.waiting
+    ORDER BY tick.execute_at
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+) AS found
+ORDER BY found.schedule_id, found.scheduled_for
 """
 
 # Late ticks that are missed end, and the ledger says so.
@@ -275,7 +282,7 @@ taken AS (
     RETURNING *, 'msg_' || substr(id, 6) AS message_id,
         (SELECT instant FROM clock) - CASE WHEN turn = 0 AND attempts = 0 AND NOT waiting
             THEN due_at ELSE execute_at END AS lateness,
-        (attempts = 0 AND fire_before < (SELECT instant FROM clock)) IS TRUE AS too_late
+        (attempts = 0 AND NOT waiting AND fire_before < (SELECT instant FROM clock)) IS TRUE AS too_late
 ),
 {overlap}
 runs AS (

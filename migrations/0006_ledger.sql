@@ -13,6 +13,10 @@ ALTER TABLE {schema}.cron_ticks
     ADD COLUMN fire_before timestamptz,         -- after this it is missed, unless somebody has begun with it
     ADD COLUMN lost_at timestamptz;             -- when the first lease ended that nobody gave back
 
+-- Beside a tick of the rule, one of a backfill may wait for the end of its schedule's message: it takes nobody's place.
+DROP INDEX {schema}.cron_ticks_waiting_key;
+CREATE UNIQUE INDEX cron_ticks_waiting_key ON {schema}.cron_ticks (schedule_id, (origin = 'backfill')) WHERE waiting;
+
 -- Occurrences that were missed in a row are one row: under the last of them, so that it is kept as long as any of them.
 ALTER TABLE {schema}.cron_runs
     ADD COLUMN missed_since timestamptz,        -- the first of several missed occurrences; NULL: the row is of one

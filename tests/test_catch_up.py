@@ -230,6 +230,49 @@ async def test_late_ticks_without_a_schedule_hold_up_nobody(engine: Engine, conn
     assert numbers(await engine.fire(), kept) == [353, *range(354, 361)]
 
 
+async def test_a_long_queue_of_late_ticks_is_worked_off_a_part_at_a_time(
+    engine: Engine, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a sink that nobody served for a week: the end is the same as if all were decided about at once."""
+    monkeypatch.setattr("cron_ticks.tick_repository.LATE_AT_ONCE", 7)
+    engine = Engine(engine.repository.database, START, catch_up_max_count=3)
+    schedules: dict[CatchUp, Schedule] = {
+        policy: await engine.declare(every=10, jitter=None, name=policy, catch_up=policy)
+        for policy in ("skip", "latest", "all")
+    }
+    for _ in range(60):
+        engine.now += TEN
+        await engine.manager.run_once()
+    fired = await engine.fire()
+    on_time = list(range(54, 61))
+    assert numbers(fired, schedules["skip"]) == on_time
+    assert numbers(fired, schedules["latest"]) == [53, *on_time]
+    assert numbers(fired, schedules["all"]) == [51, 52, 53, *on_time]
+    for schedule in schedules.values():
+        assert sum(run[3] for run in await runs(connection, schedule.id)) == 61
+
+
+async def test_what_is_due_now_does_not_wait_until_all_is_caught_up_with(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cron_ticks.schedule_manager.CATCH_UP_SECONDS", 0.0)
+    engine = Engine(engine.repository.database, START, manager_batch_size=2)
+    for number in range(6):
+        await engine.declare(every=10, jitter=None, name=f"n{number}")
+    engine.now += HOUR
+    await engine.manager.catch_up("queue")
+    assert len(await engine.repository.late_schedules("queue", limit=100)) == 4
+    await engine.manager.catch_up("queue")
+    assert len(await engine.repository.late_schedules("queue", limit=100)) == 2
+
+
+@pytest.mark.parametrize(("ago", "policy"), [(25 * HOUR, "latest"), (2 * MINUTE, "skip"), (400 * 24 * HOUR, "all")])
+async def test_a_one_off_that_is_declared_after_its_time_fires(engine: Engine, ago: timedelta, policy: CatchUp) -> None:
+    """It was asked for now: that is no outage."""
+    await engine.declare(at=START - ago, catch_up=policy)
+    assert [tick.outcome for tick in await engine.turn()] == ["enqueued"]
+
+
 async def test_an_edit_after_an_outage_records_what_it_leaves_behind(engine: Engine, connection: Any) -> None:
     schedule = await engine.declare(every=10, jitter=None)
     await engine.fire()
@@ -313,6 +356,17 @@ async def test_what_is_made_up_must_be_within_the_grace_too(engine: Engine, conn
     fired = await outage(engine, HOUR)
     assert numbers([tick for tick in fired if tick.passed], schedule) == list(range(348, 361))
     assert sum(run[3] for run in await runs(connection, schedule.id)) == 361
+
+
+async def test_the_grace_is_over_for_what_waits_for_a_message(engine: Engine, connection: Any) -> None:
+    """It was tried in time."""
+    await engine.declare(every=10, jitter=None, misfire_grace=5, overlap="queue_one")
+    await engine.fire()
+    engine.now += TEN
+    assert [tick.outcome for tick in await engine.fire()] == ["waiting"]
+    await connection.execute("UPDATE queue_messages SET completed_at = now()")
+    engine.now += 8 * SECOND
+    assert [(tick.outcome, tick.scheduled_for) for tick in await engine.fire()] == [("enqueued", START + TEN)]
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue_one"])

@@ -299,6 +299,17 @@ async def test_what_a_disabled_schedule_lost_is_not_taken_over(repository: CronR
     assert await only_run(connection) == ("expired", reason, 1, ME, False)
 
 
+async def test_what_may_have_been_delivered_is_not_sent_again_for_a_disabled_schedule(
+    repository: CronRepository, connection: Any
+) -> None:
+    schedule_id = await declare(repository)
+    wait = await lease_and_fail(repository, connection, START, unsure=True)
+    await repository.disable_schedule(schedule_id, now=START + SECOND)
+    assert await lease(repository, START + wait) == []
+    outcome, _, attempts, _, recovered = await only_run(connection)
+    assert (outcome, attempts, recovered) == ("expired", 1, True)
+
+
 async def test_a_disabled_schedules_ticks_that_nobody_lost_go_out(repository: CronRepository) -> None:
     schedule_id = await declare(repository)
     await repository.disable_schedule(schedule_id, now=START + SECOND)

@@ -115,7 +115,7 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "RELEASE_WAITING": (tick_sql.RELEASE_WAITING, (MANY, NOW, "a_channel", "a notice")),
     # deciding about what is late
     "LATE_SCHEDULES": (tick_sql.LATE_SCHEDULES, ("queue", MINUTE, BATCH, NOW)),
-    "LATE_TICKS": (tick_sql.LATE_TICKS, (MANY, NOW)),
+    "LATE_TICKS": (tick_sql.LATE_TICKS, (MANY, NOW, BATCH)),
     "MISS_TICKS": (tick_sql.MISS_TICKS, (TICKS, ["a test"] * BATCH, NOW)),
     "KEEP_TICKS": (tick_sql.KEEP_TICKS, (TICKS, [None] * BATCH)),
     "SET_ASIDE": (tick_sql.SET_ASIDE, (MANY, NOW)),
@@ -156,7 +156,6 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
         backfill_sql.MAKE_TICKS,
         ("cron_77", ["tick_new_1"], [NOW - timedelta(hours=3)], [NOW], timedelta(0), NOW),
     ),
-    "TAKE_BACK_OVERLAPPED": (backfill_sql.TAKE_BACK_OVERLAPPED, ("cron_77", NOW - timedelta(hours=9), NOW)),
     "ADVANCE_BACKFILL": (backfill_sql.ADVANCE_BACKFILL, ("backfill_77", NOW, 1, 1, 2, NOW)),
     "END_BACKFILL": (backfill_sql.END_BACKFILL, ("backfill_77", "done", None, NOW)),
     "CANCEL_BACKFILLS_OF": (backfill_sql.CANCEL_BACKFILLS_OF, (["cron_77"], "a test", NOW)),

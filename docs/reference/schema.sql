@@ -590,7 +590,7 @@ CREATE INDEX cron_ticks_due_idx ON public.cron_ticks USING btree (sink, turn, pr
 
 CREATE INDEX cron_ticks_lease_idx ON public.cron_ticks USING btree (leased_until) WHERE (leased_until IS NOT NULL);
 
-CREATE UNIQUE INDEX cron_ticks_waiting_key ON public.cron_ticks USING btree (schedule_id) WHERE waiting;
+CREATE UNIQUE INDEX cron_ticks_waiting_key ON public.cron_ticks USING btree (schedule_id, ((origin = 'backfill'::text))) WHERE waiting;
 
 CREATE INDEX execution_events_message_idx ON ONLY public.execution_events USING btree (message_id, sequence) WHERE (message_id IS NOT NULL);
 
