@@ -1,11 +1,19 @@
 """What an audit and the statistics say: plain values."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 MOST_FINDINGS = 1000  # that are named; the rest is counted
+MEASURED = (
+    "recoveries_tried",
+    "recoveries_succeeded",
+    "recoveries_failed",
+    "recoveries_abandoned",
+    "mean_recovery_seconds",
+)
+OF_SCHEDULE, OF_QUEUE = 0b01, 0b10  # levels of a measure, as the database numbers them
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,6 +25,7 @@ class Counts:
     explained: int = 0  # not enqueued, and the ledger says why
     missed: int = 0  # of those explained
     pending: int = 0  # has a tick, or is left for a manager
+    overdue: int = 0  # of those pending: for too long
     late: int = 0  # of those enqueued
     unexplained: int = 0
     duplicate: int = 0
@@ -28,6 +37,7 @@ class Counts:
         self.explained += other.explained
         self.missed += other.missed
         self.pending += other.pending
+        self.overdue += other.overdue
         self.late += other.late
         self.unexplained += other.unexplained
         self.duplicate += other.duplicate
@@ -93,6 +103,7 @@ class Audit:
     schedules: list[ScheduleAudit]  # that expected something, or have a finding or an error
     findings: list[Finding]  # the first thousand
     found: int  # findings in all
+    expecting: int  # schedules that expected something
     rows: int  # of the ledger that were looked at
     seconds: float
 
@@ -134,14 +145,16 @@ class Figures:
         self.expected, self.enqueued = counts.expected, counts.enqueued
         self.missed, self.pending = counts.missed, counts.pending
 
+    def measure(self, measured: dict[str, Any]) -> None:
+        """What the database has measured."""
+        for name in MEASURED:
+            setattr(self, name, measured[name])
+        if measured["lateness"] is not None:
+            self.lateness_p50, self.lateness_p95, self.lateness_p99 = measured["lateness"]
+
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self) | {"success_rate": self.success_rate}
-
-
-MEASURED = tuple(
-    item.name for item in fields(Figures) if item.name not in ("expected", "enqueued", "missed", "pending")
-)
 
 
 @dataclass(kw_only=True)
@@ -183,8 +196,15 @@ class Statistics:
 
 @dataclass
 class Collected:
-    """What an audit has counted so far, by schedule and by queue."""
+    """What an audit has counted so far, by schedule and by queue.
 
+    Without details, only schedules with a finding or an error are kept: memory does not grow with their number. Then
+    nobody can tell whether a schedule has been counted before, so the time must be looked at in one part.
+    """
+
+    details: bool = True
+    total: Counts = field(default_factory=Counts)
+    expecting: int = 0
     schedules: dict[str, ScheduleAudit] = field(default_factory=dict)
     queues: dict[str, Counts] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -194,13 +214,16 @@ class Collected:
     def add(self, schedule: ScheduleAudit, by_queue: dict[str, Counts], findings: Iterable[Finding] = ()) -> None:
         """What was found of a schedule in a part of the time."""
         known = self.schedules.get(schedule.schedule_id, schedule)
+        expected_before = known.expected
         for queue_name, counts in by_queue.items():
             if not counts.expected and not counts.duplicate:
                 continue
             known.add(counts)
+            self.total.add(counts)
             self.queues.setdefault(queue_name, Counts()).add(counts)
         known.error = known.error or schedule.error
-        if known.expected or known.duplicate or known.error is not None:
+        self.expecting += known.expected > 0 and not expected_before
+        if (self.details and known.expected) or not known.ok or known.error is not None:
             self.schedules[known.schedule_id] = known
         for finding in findings:
             self._name(finding)
@@ -222,9 +245,41 @@ class Collected:
 
     def audit(self, since: datetime, until: datetime, seconds: float) -> Audit:
         """The result."""
-        schedules = list(self.schedules.values())
-        total = Counts.sum(schedules)
-        return Audit(since, until, total, schedules, self.findings, self.found, self.rows, round(seconds, 3))
+        return Audit(
+            since,
+            until,
+            self.total,
+            list(self.schedules.values()),
+            self.findings,
+            self.found,
+            self.expecting,
+            self.rows,
+            round(seconds, 3),
+        )
+
+    def statistics(self, since: datetime, until: datetime, measures: Iterable[dict[str, Any]]) -> Statistics:
+        """The result, with what was measured by schedule, by queue and in total."""
+        total = Figures()
+        total.note(self.total)
+        schedules = {audited.schedule_id: _statistics_of(audited) for audited in self.schedules.values()}
+        queues = {name: QueueStatistics(queue_name=name) for name in sorted(self.queues)}
+        for queue_name, of_queue in queues.items():
+            of_queue.note(self.queues[queue_name])
+        for row in measures:
+            measured: Figures | None = total
+            if row["level"] == OF_SCHEDULE:
+                measured = schedules.get(row["schedule_id"])
+            elif row["level"] == OF_QUEUE:  # no name: of runs whose version is not kept any more
+                measured = queues.get(row["queue_name"])
+            if measured is not None:
+                measured.measure(row)
+        return Statistics(since, until, total, list(schedules.values()), list(queues.values()))
+
+
+def _statistics_of(audited: ScheduleAudit) -> ScheduleStatistics:
+    found = ScheduleStatistics(schedule_id=audited.schedule_id, name=audited.name, workspace_id=audited.workspace_id)
+    found.note(audited)
+    return found
 
 
 class KeptAudit(NamedTuple):
@@ -236,6 +291,7 @@ class KeptAudit(NamedTuple):
     enqueued: int
     explained: int
     pending: int
+    overdue: int
     late: int
     unexplained: int
     duplicate: int

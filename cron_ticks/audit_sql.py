@@ -13,10 +13,13 @@ SET LOCAL cursor_tuple_fraction = 1.0;
 SET LOCAL idle_in_transaction_session_timeout = '60s'
 """
 
-# The time, and from when on the ledger is complete.
+# The time, from when on the ledger is complete, and from when on there is a version of any schedule, or of one ($2).
 SPAN = """
 SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant,
-    (SELECT kept_since FROM {schema}.cron_retention WHERE kind = 'runs') AS kept_since
+    (SELECT kept_since FROM {schema}.cron_retention WHERE kind = 'runs') AS kept_since,
+    (
+        SELECT min(holds_after) FROM {schema}.cron_schedule_versions WHERE $2::text IS NULL OR schedule_id = $2
+    ) AS first_version
 """
 
 # Whether there has been such a schedule.
@@ -24,7 +27,8 @@ KNOWN = "SELECT EXISTS (SELECT FROM {schema}.cron_schedule_versions WHERE schedu
 
 # Every version of every schedule, or of one ($4), without the payload, and beside it what there is of the schedule from
 # $1 up to $2: its runs and its ticks as numbers, its stretches of missed occurrences one by one. Instants are summed up
-# in microseconds since $1, exactly: a day of them is far from the limits of a double.
+# in microseconds since $1, exactly: a day of them is far from the limits of a double. Ticks that have been due since
+# before $5 are overdue: one that is leased, retried or paced is due later than it was.
 _SCHEDULES = """
 WITH runs AS (
     SELECT schedule_id, count(*) AS runs,
@@ -42,9 +46,11 @@ WITH runs AS (
     GROUP BY schedule_id
 ),
 ticks AS (
-    SELECT schedule_id, count(*) AS ticks, sum(since)::bigint AS total, sum(since::numeric * since) AS squares
+    SELECT schedule_id, count(*) AS ticks, count(*) FILTER (WHERE overdue) AS overdue,
+        sum(since)::bigint AS total, sum(since::numeric * since) AS squares
     FROM (
-        SELECT schedule_id, (date_part('epoch', scheduled_for - $1) * 1000000)::bigint AS since
+        SELECT schedule_id, due_at < $5::timestamptz AS overdue,
+            (date_part('epoch', scheduled_for - $1) * 1000000)::bigint AS since
         FROM {schema}.cron_ticks
         WHERE scheduled_for >= $1 AND scheduled_for < $2 AND origin <> 'trigger'
             AND ($4 IS NULL OR schedule_id = $4)
@@ -63,7 +69,7 @@ SELECT version.schedule_id, version.version, version.holds_after, version.enable
     version.queue_name, version.interval_us, version.anchor_at, version.cron, version.zone, version.dst_gap,
     version.dst_fold, version.starts_at, version.ends_at, version.max_runs, version.planned,
     runs.runs, runs.enqueued, runs.missed, runs.late, runs.total AS runs_total, runs.squares AS runs_squares,
-    ticks.ticks, ticks.total AS ticks_total, ticks.squares AS ticks_squares,
+    ticks.ticks, ticks.overdue, ticks.total AS ticks_total, ticks.squares AS ticks_squares,
     stretches.firsts, stretches.lasts, stretches.versions,
     cursor.next_tick_needed_at AS needed_from, broken.error
 FROM {schema}.cron_schedule_versions AS version
@@ -85,19 +91,20 @@ CLOSE_SCHEDULES = "CLOSE cron_audit"
 # What the reading costs.
 EXPLAIN_SCHEDULES = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)" + _SCHEDULES
 
-# The runs and ticks of some schedules ($1), one by one.
+# The runs and ticks of some schedules ($1), one by one. A tick that has been due since before $5 is late.
 ROWS = """
 SELECT schedule_id, scheduled_for, origin, outcome, coalesce(lateness > $4::interval, false) AS late
 FROM {schema}.cron_runs
 WHERE schedule_id = ANY ($1::text[]) AND scheduled_for >= $2::timestamptz AND scheduled_for < $3::timestamptz
     AND missed_since IS NULL AND origin <> 'trigger'
 UNION ALL
-SELECT schedule_id, scheduled_for, origin, NULL, false
+SELECT schedule_id, scheduled_for, origin, NULL, due_at < $5::timestamptz
 FROM {schema}.cron_ticks
 WHERE schedule_id = ANY ($1) AND scheduled_for >= $2 AND scheduled_for < $3 AND origin <> 'trigger'
 """
 
-# Recoveries and lateness by schedule, by queue and in total; the queue is the one that the run's version had.
+# Recoveries and lateness by schedule, by queue and in total; the queue is the one that the run's version had. `level`
+# has a bit for each of both by which it is not grouped.
 MEASURES = """
 SELECT run.schedule_id, version.queue_name, grouping(run.schedule_id, version.queue_name) AS level,
     count(*) FILTER (WHERE recovered OR outcome = 'expired') AS recoveries_tried,
@@ -127,7 +134,7 @@ LEFT JOIN LATERAL (
     SELECT started_at, ended_at FROM {schema}.cron_audits ORDER BY started_at DESC LIMIT 1
 ) AS begun ON true
 LEFT JOIN LATERAL (
-    SELECT started_at, ended_at, expected, enqueued, explained, pending, late, unexplained, duplicate
+    SELECT started_at, ended_at, expected, enqueued, explained, pending, overdue, late, unexplained, duplicate
     FROM {schema}.cron_audits
     WHERE ended_at IS NOT NULL
     ORDER BY started_at DESC
@@ -138,20 +145,22 @@ LEFT JOIN LATERAL (
 # Of all workers that find an audit due, one begins it. The lock comes in a statement of its own, because only a
 # snapshot made after it is sure to show what another has begun. The first number stands for "audi".
 LOCK_AUDITS = "SELECT pg_try_advisory_xact_lock(1635083369, 0)"
+
+# Held while an audit that was due reads, however long that takes: the next doesn't begin meanwhile. It goes with the
+# transaction, so with a worker that dies.
+LOCK_READING = "SELECT pg_try_advisory_xact_lock(1635083370, '{schema}.cron_audits'::regclass::oid::integer)"
+
 BEGIN_AUDIT = """
 INSERT INTO {schema}.cron_audits (started_at, since, until)
 SELECT instant, instant - $2::interval, instant
 FROM (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant) AS clock
-WHERE NOT EXISTS (
-    SELECT
-    FROM (SELECT * FROM {schema}.cron_audits ORDER BY started_at DESC LIMIT 1) AS begun
-    WHERE begun.started_at + greatest($3::interval, (begun.ended_at - begun.started_at) * $4::float) > instant)
-RETURNING started_at, since
+RETURNING started_at
 """
 
 END_AUDIT = """
 UPDATE {schema}.cron_audits
 SET ended_at = greatest(started_at, coalesce($2::timestamptz, statement_timestamp())), since = $3, schedules = $4,
-    expected = $5, enqueued = $6, explained = $7, pending = $8, late = $9, unexplained = $10, duplicate = $11
+    expected = $5, enqueued = $6, explained = $7, pending = $8, overdue = $9, late = $10, unexplained = $11,
+    duplicate = $12
 WHERE started_at = $1
 """

@@ -50,7 +50,9 @@ class Auditor:
         started_at = await self._repository.begin_audit(now=now)
         if started_at is None:
             return
-        audit = await self._repository.audit(until=started_at)
+        audit = await self._repository.audit_alone(started_at, now=now)
+        if audit is None:
+            return
         await self._repository.end_audit(started_at, audit, now=now)
         _log(audit)
 
@@ -62,6 +64,7 @@ def _log(audit: Audit) -> None:
         "enqueued": total.enqueued,
         "explained": total.explained,
         "pending": total.pending,
+        "overdue": total.overdue,
         "late": total.late,
         "unexplained": total.unexplained,
         "duplicate": total.duplicate,

@@ -87,6 +87,7 @@ class Ledger(NamedTuple):
     missed: int = 0
     late: int = 0
     ticks: Tally = NONE
+    overdue: int = 0  # of the ticks
     stretches: tuple[Stretch, ...] = ()
 
 
@@ -96,7 +97,7 @@ class Row(NamedTuple):
     scheduled_for: datetime
     origin: str
     outcome: str | None  # None: a tick
-    late: bool
+    late: bool  # of a tick: it is overdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Expected:
     needed_from: datetime | None  # in the current version; None: all is dealt with
     current: int  # the version's number
     queue_name: str  # of that version
+    overdue_before: datetime  # what has not been dealt with
 
     def dealt_until(self, segment: Segment) -> datetime:
         """Where the part of a segment ends that a manager has dealt with."""
@@ -116,7 +118,11 @@ class Expected:
 
 
 def expected_of(
-    versions: Sequence[Version], needed_from: datetime | None, since: datetime, until: datetime
+    versions: Sequence[Version],
+    needed_from: datetime | None,
+    since: datetime,
+    until: datetime,
+    overdue_before: datetime,
 ) -> Expected:
     """What versions, in their order, say of [since, until): each holds up to the earliest of those after it."""
     segments: list[Segment] = []
@@ -131,7 +137,7 @@ def expected_of(
         if held_until <= since:
             break
     current = versions[-1]
-    return Expected(tuple(segments), needed_from, current.version, current.queue_name)
+    return Expected(tuple(segments), needed_from, current.version, current.queue_name, overdue_before)
 
 
 def _segment(version: Version, begin: datetime, since: datetime, end: datetime) -> Segment:
@@ -183,11 +189,12 @@ def check_sums(expected: Expected, ledger: Ledger, since: datetime) -> dict[str,
     """The counts by queue if all is as it should be; None if only a look at each row can tell."""
     if any(segment.queue_name != expected.queue_name for segment in expected.segments):
         return None
-    due, waiting = NONE, 0
+    due, waiting, overdue = NONE, 0, ledger.overdue
     for segment in expected.segments:
         dealt_until = expected.dealt_until(segment)
         due = due.plus(tally(segment.rule, segment.start, dealt_until, since))
         waiting += tally(segment.rule, dealt_until, segment.end, since).size
+        overdue += tally(segment.rule, dealt_until, min(segment.end, expected.overdue_before), since).size
     in_stretches = NONE
     for stretch in ledger.stretches:
         for rule, start, end in _parts(expected, stretch):
@@ -200,6 +207,7 @@ def check_sums(expected: Expected, ledger: Ledger, since: datetime) -> dict[str,
         explained=ledger.runs.size - ledger.enqueued + in_stretches.size,
         missed=ledger.missed + in_stretches.size,
         pending=ledger.ticks.size + waiting,
+        overdue=overdue,
         late=ledger.late,
     )
     return {expected.queue_name: counts}
@@ -231,9 +239,12 @@ def check_rows(
         dealt_until = expected.dealt_until(segment)
         for moment in segment.rule.occurrences(segment.start, segment.end):
             run, pending, missed = runs.pop(moment, None), ticks.get(moment, []), in_stretches[moment]
-            checked.count(segment.queue_name, run, waits=bool(pending), missed=missed)
+            checked.count(segment.queue_name, run, pending, missed=missed)
             if run is None and not pending and not missed:
-                checked.left(segment.queue_name, moment, waits=moment >= dealt_until)
+                if moment >= dealt_until:
+                    checked.wait(segment.queue_name, overdue=moment < expected.overdue_before)
+                else:
+                    checked.lose(segment.queue_name, moment)
             for why in _told_twice(run, pending, missed):
                 checked.find(segment.queue_name, moment, why)
     for moment, run in sorted(runs.items()):
@@ -276,7 +287,7 @@ class _Checked:
     counts: dict[str, Counts]
     findings: list[Finding]
 
-    def count(self, queue_name: str, run: Row | None, *, waits: bool, missed: int) -> None:
+    def count(self, queue_name: str, run: Row | None, ticks: Sequence[Row], *, missed: int) -> None:
         """An expected occurrence."""
         counts = self.counts.setdefault(queue_name, Counts())
         counts.expected += 1
@@ -286,19 +297,21 @@ class _Checked:
         elif run is not None:
             counts.explained += 1
             counts.missed += run.outcome == "missed"
-        elif waits:
-            counts.pending += 1
+        elif ticks:
+            self.wait(queue_name, overdue=any(tick.late for tick in ticks))
         elif missed:
             counts.explained += 1
             counts.missed += 1
 
-    def left(self, queue_name: str, moment: datetime, *, waits: bool) -> None:
+    def wait(self, queue_name: str, *, overdue: bool) -> None:
+        """An expected occurrence that has a tick, or is left for a manager."""
+        self.counts[queue_name].pending += 1
+        self.counts[queue_name].overdue += overdue
+
+    def lose(self, queue_name: str, moment: datetime) -> None:
         """An expected occurrence of which there is nothing."""
-        if waits:
-            self.counts[queue_name].pending += 1
-        else:
-            self.counts[queue_name].unexplained += 1
-            self.findings.append(Finding(self.schedule_id, moment, "unexplained", NOT_DEALT_WITH))
+        self.counts[queue_name].unexplained += 1
+        self.findings.append(Finding(self.schedule_id, moment, "unexplained", NOT_DEALT_WITH))
 
     def find(self, queue_name: str, moment: datetime, why: str) -> None:
         """An occurrence that is told of twice."""

@@ -24,6 +24,7 @@ AUDITED = {
     "enqueued": "Of the expected, those that became messages.",
     "explained": "Of the expected, those that did not, with the reason in the ledger.",
     "pending": "Of the expected, those that have a tick or are left for a manager.",
+    "overdue": "Of the pending, those that have been due for too long.",
     "late": "Of the enqueued, those that were too late.",
     "unexplained": "Of the expected, those that became nothing. Must be 0.",
     "duplicate": "Occurrences that were told of twice. Must be 0.",

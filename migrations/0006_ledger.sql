@@ -79,6 +79,7 @@ CREATE TABLE {schema}.cron_audits (
     enqueued bigint,
     explained bigint,
     pending bigint,
+    overdue bigint,
     late bigint,
     unexplained bigint,
     duplicate bigint

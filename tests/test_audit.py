@@ -53,7 +53,7 @@ def counts_of(audit: Audit) -> dict[str, int]:
     total = audit.total
     return {
         name: getattr(total, name)
-        for name in ("expected", "enqueued", "explained", "pending", "unexplained", "duplicate")
+        for name in ("expected", "enqueued", "explained", "pending", "overdue", "unexplained", "duplicate")
         if getattr(total, name)
     }
 
@@ -165,7 +165,9 @@ async def test_what_is_left_for_a_manager_is_pending_not_unexplained(engine: Aud
     await engine.run(2)
     engine.now += 10 * MINUTE  # nobody works
     audit = await engine.audit()
-    assert counts_of(audit) == {"expected": 12, "enqueued": 3, "pending": 9}
+    assert counts_of(audit) == {"expected": 12, "enqueued": 3, "pending": 9, "overdue": 8}
+    assert counts_of(await engine.audit(late_after=5 * MINUTE))["overdue"] == 4
+    assert counts_of(await engine.audit(late_after=HOUR)) == {"expected": 12, "enqueued": 3, "pending": 9}
     await connection.execute("UPDATE cron_schedule_cursors SET next_tick_needed_at = $1", engine.now)
     audit = await engine.audit()
     assert counts_of(audit) == {"expected": 12, "enqueued": 3, "unexplained": 9}
@@ -347,6 +349,151 @@ async def test_a_rule_that_can_not_be_followed_is_reported_and_expects_nothing(
     assert found.error == "no ticks"
 
 
+async def test_one_of_an_unknown_zone_that_is_looked_at_closely_stops_no_other(
+    engine: AuditedEngine, connection: Any
+) -> None:
+    broken = await engine.declare(cron="* * * * *", timezone="Europe/Berlin", name="broken")
+    await engine.declare(every=60, jitter=None, name="sound")
+    await engine.run(3)
+    await engine.edit(broken.id, queue_name="other")
+    await engine.run(3)
+    await connection.execute("UPDATE cron_schedule_versions SET zone = 'Mars/Phobos' WHERE schedule_id = $1", broken.id)
+    audit = await engine.audit()
+    assert audit.ok
+    assert counts_of(audit) == {"expected": 6, "enqueued": 6}
+    (found,) = [schedule for schedule in audit.schedules if schedule.name == "broken"]
+    assert "Mars/Phobos" in (found.error or "")
+    assert (await engine.audits.stats(now=engine.now)).total.enqueued == 6
+
+
+async def test_ticks_of_a_sink_that_nobody_serves_are_overdue(engine: AuditedEngine, connection: Any) -> None:
+    await engine.declare(every=60, jitter=None)
+    await engine.run(3)
+    await connection.execute("UPDATE cron_ticks SET sink = 'gone'")
+    await connection.execute("UPDATE cron_schedules SET sink = 'gone'")
+    await engine.run(7)
+    audit = await engine.audit()
+    assert audit.ok
+    assert counts_of(audit) == {"expected": 10, "enqueued": 4, "pending": 6, "overdue": 5}
+    assert audit.schedules[0].overdue == 5
+    await connection.execute("DELETE FROM cron_runs WHERE scheduled_for = $1", START)
+    audit = await engine.audit()  # each row is looked at
+    assert counts_of(audit) == {"expected": 10, "enqueued": 3, "pending": 6, "overdue": 5, "unexplained": 1}
+    await connection.execute("UPDATE cron_ticks SET due_at = $1", engine.now)  # leased, or paced
+    assert counts_of(await engine.audit()) == {"expected": 10, "enqueued": 3, "pending": 6, "unexplained": 1}
+
+
+async def test_what_a_schedule_in_the_error_state_does_not_do_is_overdue(
+    engine: AuditedEngine, connection: Any
+) -> None:
+    await engine.declare(every=60, jitter=None)
+    await engine.run(3)
+    await connection.execute("UPDATE cron_schedule_cursors SET broken = true")
+    await connection.execute("UPDATE cron_schedules SET error = 'no ticks', error_at = now()")
+    await engine.run(10)
+    (found,) = (await engine.audit()).schedules
+    assert (found.ok, found.error) == (True, "no ticks")
+    assert (found.expected, found.expected - found.enqueued) == (13, found.pending)
+    assert found.overdue == found.pending - 1 > 5
+
+
+async def test_the_close_look_reads_a_bounded_number_of_rows_and_lets_others_have_their_turn(
+    engine: AuditedEngine, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        await engine.declare(every=10, jitter=None, name=str(number))
+    await engine.run(2)
+    await connection.execute("DELETE FROM cron_runs WHERE scheduled_for = $1", START)
+    looked_at: list[list[int]] = []
+    look_closely, check_closely = AuditRepository._look_closely, audit_repository._check_closely
+    turns = 0
+    turns_before: list[int] = []
+
+    async def noted(self: AuditRepository, suspects: Any, *arguments: Any) -> None:
+        looked_at.append([suspect.rows for suspect in suspects])
+        await look_closely(self, suspects, *arguments)
+
+    def checked(*arguments: Any) -> None:
+        turns_before.append(turns)
+        check_closely(*arguments)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(AuditRepository, "_look_closely", noted)
+    monkeypatch.setattr(audit_repository, "_check_closely", checked)
+    monkeypatch.setattr(audit_repository, "ROWS_TOGETHER", 30)
+    others = asyncio.create_task(other())
+    audit = await engine.audit()
+    others.cancel()
+    assert looked_at == [[11, 11], [11, 11], [11, 11], [11]]
+    assert audit.total.unexplained == 7
+    assert len(set(turns_before)) == 7
+    monkeypatch.setattr(audit_repository, "ROWS_TOGETHER", 1)
+    looked_at.clear()
+    assert (await engine.audit()).total == audit.total
+    assert looked_at == [[11]] * 7
+    monkeypatch.setattr(audit_repository, "ROWS_TOGETHER", 1000)
+    monkeypatch.setattr(audit_repository, "LOOKED_AT_TOGETHER", 4)
+    looked_at.clear()
+    assert (await engine.audit()).total == audit.total
+    assert looked_at == [[11] * 4, [11] * 3]
+
+
+async def test_without_details_only_schedules_with_findings_are_kept(engine: AuditedEngine, connection: Any) -> None:
+    first = await engine.declare(every=60, jitter=None, name="first")
+    second = await engine.declare(every=60, jitter=None, name="second")
+    await engine.declare(every=60, jitter=None, name="third")
+    await engine.declare(every=60, jitter=None, name="later", starts_at=START + HOUR)
+    await engine.run(5)
+    await connection.execute("DELETE FROM cron_runs WHERE scheduled_for = $1 AND schedule_id = $2", START, first.id)
+    await connection.execute(
+        """INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for)
+        VALUES ('msg_again', 'queue', '{}', $1, $2)""",
+        second.id,
+        START,
+    )
+    whole = await engine.audit()
+    alone = await engine.audits.audit_alone(engine.now, now=engine.now)
+    assert alone is not None
+    assert {schedule.name for schedule in whole.schedules} == {"first", "second", "third"}
+    assert {schedule.name for schedule in alone.schedules} == {"first", "second"}
+    assert whole.expecting == alone.expecting == 3
+    assert (alone.total, alone.findings, alone.found) == (whole.total, whole.findings, 2)
+
+
+async def test_the_time_before_the_first_version_is_not_walked_through(
+    engine: AuditedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await engine.audit(since=START - timedelta(days=20_000))).total == Counts()
+    old = await engine.declare(every=60, jitter=None, name="old")
+    await engine.run(5)
+    young = await engine.declare(every=60, jitter=None, name="young")
+    parts: list[datetime] = []
+    schedules = AuditRepository._schedules
+
+    def noted(self: AuditRepository, span: Any, connection: Any) -> Any:
+        parts.append(span.since)
+        return schedules(self, span, connection)
+
+    monkeypatch.setattr(AuditRepository, "_schedules", noted)
+    audit = await engine.audit(since=START - timedelta(days=20_000))
+    assert audit.since == START - timedelta(days=20_000)
+    assert counts_of(audit) == {"expected": 5, "enqueued": 5}
+    assert parts == [START.replace(hour=0)]
+    engine.now += timedelta(days=2)
+    for schedule, begun in ((old, START), (young, START + 5 * MINUTE)):
+        parts.clear()
+        await engine.audit(since=begun - HOUR, schedule_id=schedule.id)
+        assert parts == [begun - HOUR + timedelta(days=day) for day in range(3)]
+    parts.clear()
+    assert (await engine.audit(START - timedelta(days=30), START - timedelta(days=20))).total == Counts()
+    assert parts == []
+
+
 async def test_what_is_not_kept_any_more_can_not_be_audited(engine: AuditedEngine, connection: Any) -> None:
     await engine.declare(every=60, jitter=None)
     await engine.run(10)
@@ -365,6 +512,10 @@ async def test_what_is_not_kept_any_more_can_not_be_audited(engine: AuditedEngin
     [
         ({"since": START, "until": START}, "since: must be before until"),
         ({"since": START + MINUTE, "until": START}, "since: must be before until"),
+        (
+            {"until": START + timedelta(days=1, seconds=61)},
+            r"until: must be at most 2026-03-02T12:01:00\+00:00: no ticks are made",
+        ),
         ({"since": datetime(2026, 1, 1)}, "since: must have a time zone"),  # noqa: DTZ001
         ({"until": "now"}, "until: must be a datetime"),
         ({"late_after": 0}, "late_after: must be from 1 ms"),

@@ -80,6 +80,18 @@ async def test_what_is_missing_is_named_and_the_exit_code_says_so(
 
 
 @pytest.mark.usefixtures("engine")
+async def test_what_is_overdue_has_a_line(command: Command, connection: Any) -> None:
+    await connection.execute("UPDATE cron_schedule_cursors SET next_tick_needed_at = now() - interval '10 minutes'")
+    await connection.execute("DELETE FROM cron_ticks")
+    await connection.execute("DELETE FROM cron_runs WHERE scheduled_for >= now() - interval '10 minutes'")
+    ended = await command("audit")
+    assert ended.code == 0
+    assert any(line.startswith("overdue: 3 wait for too long.") for line in ended.lines)
+    assert "pending 3, overdue 3, late 0" in ended.output
+    assert (await command("audit", "--json")).json["total"]["overdue"] == 3
+
+
+@pytest.mark.usefixtures("engine")
 async def test_statistics_by_queue_and_by_schedule(command: Command) -> None:
     lines = (await command("stats", "--since", "24h")).lines
     assert [line.split()[:4] for line in lines[2:5]] == [
@@ -103,6 +115,7 @@ async def test_statistics_by_queue_and_by_schedule(command: Command) -> None:
         (("audit", "--since", "yesterday"), "error: since: must be a time such as 2027-01-01T09:00:00Z"),
         (("audit", "--until", "2026-01-01"), "error: until: must end in Z or in an offset"),
         (("audit", "--since", "1h", "--until", "2h"), "error: since: must be before until"),
+        (("audit", "--until", "2400-01-01T00:00:00Z"), "error: until: must be at most"),
         (("audit", "--schedule", "cron_no"), "error: there is no schedule cron_no"),
         (("stats", "--since", "999999999d"), "error: since: "),
         (("audit", "--late-after", "soon"), "error: late_after: must be"),

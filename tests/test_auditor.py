@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+import asyncpg
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -137,6 +138,53 @@ async def test_a_worker_that_died_in_its_audit_is_not_waited_for(
     assert value(metrics, "timestamp_seconds") == 0
     await auditor.run_once(now=begun.now + 5 * MINUTE)
     assert value(metrics, "timestamp_seconds") == (begun.now + 5 * MINUTE).timestamp()
+
+
+@pytest.mark.sql
+async def test_none_begins_while_another_reads(
+    dsn: str, settings: Settings, connection: Any, begun: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Audits that take longer than their interval don't pile up; one whose connection broke is in nobody's way."""
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    collect = AuditRepository._collect
+    backends: list[int] = []
+
+    async def held(self: AuditRepository, span: Any, snapshot: Any, **options: Any) -> Any:
+        backends.append(await self.database.fetchval("SELECT pg_backend_pid()", connection=snapshot))
+        reading.set()
+        await go_on.wait()
+        return await collect(self, span, snapshot, **options)
+
+    async with open_database(settings, dsn=dsn) as one, open_database(settings, dsn=dsn) as two:
+        first, second = auditor_of(one, settings), auditor_of(two, settings)
+        with monkeypatch.context() as patched:
+            patched.setattr(AuditRepository, "_collect", held)
+            under_way = asyncio.create_task(first.run_once(now=begun.now))
+            await reading.wait()
+        by_hand = await AuditRepository(two, settings).audit(now=begun.now)
+        assert by_hand.total.expected == 10
+        pause = await second.run_once(now=begun.now + 10 * MINUTE)
+        assert pause == 1
+        assert await AuditRepository(two, settings).audit_alone(begun.now) is None
+        assert await connection.fetchval("SELECT count(*) FROM cron_audits") == 1
+        await connection.execute("SELECT pg_terminate_backend($1, 10000)", *backends)
+        await second.run_once(now=begun.now + 10 * MINUTE)
+        assert await connection.fetchval("SELECT count(*) FROM cron_audits WHERE ended_at IS NOT NULL") == 1
+        go_on.set()
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+            await under_way
+
+
+@pytest.mark.sql
+async def test_what_nobody_fires_is_exported_as_overdue(
+    database: Database, settings: Settings, connection: Any, begun: Engine
+) -> None:
+    later, metrics = begun.now + 5 * MINUTE, Metrics()
+    with capture_logs() as logs:
+        await auditor_of(database, settings, metrics).run_once(now=later)
+    assert (value(metrics, "pending"), value(metrics, "overdue")) == (4, 3)
+    assert await connection.fetchval("SELECT overdue FROM cron_audits") == 3
+    assert (logs[0]["event"], logs[0]["overdue"]) == ("audit_done", 3)
 
 
 async def test_a_worker_with_nothing_due_sends_one_statement(

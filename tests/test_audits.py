@@ -117,7 +117,7 @@ def expected_one_by_one(versions: list[Version]) -> dict[datetime, Version]:
 
 @given(histories())
 def test_what_versions_expect_is_what_going_through_all_seconds_finds(versions: list[Version]) -> None:
-    expected = expected_of(versions, None, SINCE, UNTIL)
+    expected = expected_of(versions, None, SINCE, UNTIL, SINCE)
     found = [
         (moment, segment.version)
         for segment in expected.segments
@@ -158,21 +158,24 @@ class World:
     needed_from: datetime | None = None
     rows: list[Row] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
+    overdue_before: datetime = SINCE
 
     def by_rows(self) -> tuple[dict[str, Counts], list[Finding]]:
-        expected = expected_of(self.versions, self.needed_from, SINCE, UNTIL)
+        expected = expected_of(self.versions, self.needed_from, SINCE, UNTIL, self.overdue_before)
         return check_rows("cron_x", expected, self.stretches, self._seen)
 
     def by_sums(self) -> dict[str, Counts] | None:
-        expected = expected_of(self.versions, self.needed_from, SINCE, UNTIL)
+        expected = expected_of(self.versions, self.needed_from, SINCE, UNTIL, self.overdue_before)
         runs = [row for row in self._seen if row.outcome is not None]
         enqueued = [row for row in runs if row.outcome == "enqueued"]
+        ticks = [row for row in self._seen if row.outcome is None]
         ledger = Ledger(
             tally_of([row.scheduled_for for row in runs], SINCE),
             len(enqueued),
             sum(row.outcome == "missed" for row in runs),
             sum(row.late for row in enqueued),
-            tally_of([row.scheduled_for for row in self._seen if row.outcome is None], SINCE),
+            tally_of([row.scheduled_for for row in ticks], SINCE),
+            sum(row.late for row in ticks),
             tuple(self.stretches),
         )
         return check_sums(expected, ledger, SINCE)
@@ -190,7 +193,7 @@ def worlds(draw: st.DrawFn) -> World:
     """All is as it should be: each occurrence before the cursor has a row, or is in a stretch of its version."""
     versions = draw(histories())
     needed_from = draw(maybe)
-    world = World(versions, needed_from)
+    world = World(versions, needed_from, overdue_before=at(draw(moments)))
     current = versions[-1]
     stretch: list[tuple[datetime, Version]] = []
     for moment, one in sorted(expected_one_by_one(versions).items()):
@@ -230,6 +233,13 @@ def test_sums_and_rows_agree_where_all_is_well(world: World) -> None:
     )
     ended = [row for row in world._seen if row.outcome == "enqueued"]
     assert (total.enqueued, total.late) == (len(ended), sum(row.late for row in ended))
+    overdue = [row for row in world._seen if row.outcome is None and row.late]
+    left = [
+        moment
+        for moment, one in expected.items()
+        if one is world.versions[-1] and world.needed_from is not None and moment >= world.needed_from
+    ]
+    assert total.overdue == len(overdue) + sum(moment < world.overdue_before for moment in left)
     by_sums = world.by_sums()
     if by_sums is None:  # only because there are two queues
         assert len({one.queue_name for one in world.versions}) > 1
@@ -320,6 +330,16 @@ def test_what_no_manager_has_dealt_with_waits() -> None:
     assert world.by_sums() == {"queue": Counts(expected=3, enqueued=1, explained=1, pending=1)}
     counts, findings = world.by_rows()
     assert (counts, findings) == (world.by_sums(), [])
+
+
+def test_what_waits_for_too_long_is_overdue() -> None:
+    rows = [run(20, None)._replace(late=True), run(30, None)]
+    world = World(ONE, needed_from=at(31), rows=rows, overdue_before=at(41))
+    assert world.by_sums() == {"queue": Counts(expected=3, pending=3, overdue=2)}
+    assert world.by_rows() == (world.by_sums(), [])
+    world.overdue_before = at(40)
+    assert world.by_sums() == {"queue": Counts(expected=3, pending=3, overdue=1)}
+    assert world.by_rows() == (world.by_sums(), [])
 
 
 def test_the_cursor_says_nothing_of_versions_before() -> None:

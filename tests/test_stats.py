@@ -109,6 +109,25 @@ async def test_after_an_edit_each_queue_counts_what_it_had(engine: Engine) -> No
     assert (alone.expected, alone.enqueued) == (10, 10)
 
 
+async def test_runs_whose_version_is_gone_are_not_taken_for_the_total(engine: Engine, connection: Any) -> None:
+    """They have no queue any more."""
+    kept = await engine.declare("kept", every=60, jitter=None, name="kept")
+    gone = await engine.declare("gone", every=60, jitter=None, name="gone")
+    await engine.run_until(START + 10 * MINUTE, step=20 * SECOND)
+    await connection.execute(
+        """UPDATE cron_runs SET recovered = true, recovery_time = interval '5 seconds', lateness = interval '7 seconds'
+        WHERE schedule_id = $1""",
+        kept.id,
+    )
+    before = (await stats(engine)).total
+    assert (before.recoveries_tried, before.lateness_p99) == (10, 7)
+    await connection.execute("DELETE FROM cron_schedule_versions WHERE schedule_id = $1", gone.id)
+    after = await stats(engine)
+    assert (after.total.recoveries_tried, after.total.mean_recovery_seconds) == (10, 5)
+    assert (after.total.lateness_p50, after.total.lateness_p99) == (before.lateness_p50, 7)
+    assert [(queue.queue_name, queue.recoveries_tried) for queue in after.queues] == [("kept", 10)]
+
+
 async def test_where_nothing_happened_there_is_no_rate(engine: Engine) -> None:
     await engine.declare(every=3600, jitter=None, starts_at=START + 60 * MINUTE)
     found = await stats(engine)

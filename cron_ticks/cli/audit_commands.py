@@ -26,7 +26,7 @@ from token_queue import QueueManager
 Result = TypeVar("Result")
 
 MOST_SHOWN = 100  # findings, in the text for people
-COUNTS = ("expected", "enqueued", "explained", "pending", "late", "unexplained", "duplicate")
+COUNTS = ("expected", "enqueued", "explained", "pending", "overdue", "late", "unexplained", "duplicate")
 
 Since = Annotated[
     str | None,
@@ -126,6 +126,10 @@ def _print_audit(audit: Audit, shown: Sequence[ScheduleAudit]) -> None:
         typer.echo(_finding_line(finding))
     if audit.found > MOST_SHOWN:
         typer.echo(f"and {audit.found - MOST_SHOWN} more")
+    if audit.total.overdue:
+        typer.echo(
+            f"overdue: {audit.total.overdue} wait for too long. Does a worker run, and does it have their sinks?"
+        )
     typer.echo(f"{time_text(audit.since)} to {time_text(audit.until)}")
     typer.echo(", ".join(f"{name} {value}" for name, value in zip(COUNTS, _counts(audit.total), strict=True)))
     typer.echo(f"{len(audit.schedules)} schedule(s), {audit.rows} row(s) of the ledger, {audit.seconds:.2f} s")

@@ -161,6 +161,7 @@ CREATE TABLE public.cron_audits (
     enqueued bigint,
     explained bigint,
     pending bigint,
+    overdue bigint,
     late bigint,
     unexplained bigint,
     duplicate bigint
