@@ -15,6 +15,7 @@ from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.auditor import Auditor
 from cron_ticks.audits import NOT_DEALT_WITH
 from cron_ticks.database import Database, open_database
+from cron_ticks.errors import CronTicksError
 from cron_ticks.metrics import AUDITED, Metrics
 from cron_ticks.settings import Settings
 from support.moved_clock import Engine
@@ -171,7 +172,7 @@ async def test_none_begins_while_another_reads(
         await second.run_once(now=begun.now + 10 * MINUTE)
         assert await connection.fetchval("SELECT count(*) FROM cron_audits WHERE ended_at IS NOT NULL") == 1
         go_on.set()
-        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        with pytest.raises((CronTicksError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
             await under_way
 
 
