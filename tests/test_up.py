@@ -12,6 +12,7 @@ import sys
 import termios
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from support.processes import Processes, RunningProcess
 from support.servers import kill_server, postmaster, program_folder
 
 
-async def start_up(processes: Processes, folder: Path, *arguments: str) -> RunningProcess:
-    return await processes.cron_ticks("up", *arguments, environment={"CRON_TICKS_EMBEDDED_DATA_DIR": str(folder)})
+async def start_up(processes: Processes, folder: Path, *arguments: str, **settings: str) -> RunningProcess:
+    chosen = {"embedded_data_dir": str(folder)} | settings
+    environment = {f"CRON_TICKS_{name.upper()}": value for name, value in chosen.items()}
+    return await processes.cron_ticks("up", *arguments, environment=environment)
 
 
 async def workers_of(running: RunningProcess, count: int = 2) -> list[psutil.Process]:
@@ -79,12 +82,17 @@ async def test_two_processes_share_the_examples(embedded_folder: Path, processes
     assert len((await stop(running))["fired_by"]) == 2
 
 
+def is_heartbeat_after(begun: datetime, line: dict[str, Any]) -> bool:
+    return line["schedule"] == "example.heartbeat" and datetime.fromisoformat(line["scheduled_for"]) > begun
+
+
 async def test_it_goes_on_from_where_it_was(embedded_folder: Path, processes: Processes) -> None:
     """The second run finds the schedules of the first, in the same phase."""
     phases = []
     for _ in range(2):
-        running = await start_up(processes, embedded_folder, "--workers", "1", "--json")
-        await running.wait_for("ticks_fired", times=2)
+        running = await start_up(processes, embedded_folder, "--workers", "1", "--json", log_level="debug")
+        begun = datetime.fromisoformat((await running.wait_for("worker_started"))["timestamp"])
+        await running.wait_for("tick_fired", where=partial(is_heartbeat_after, begun))
         summary = await stop(running)
         assert len(summary["schedules"]) == 5
         fired = {row["name"]: row["last_at"] for row in summary["schedules"] if row["last_at"] is not None}
