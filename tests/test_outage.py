@@ -171,8 +171,11 @@ async def test_a_real_outage_leaves_nothing_unexplained(tmp_path: Path, processe
         missed[schedule.catch_up] += len(found[schedule.id].missed)
         made = [*found[schedule.id].enqueued, *found[schedule.id].missed]
         assert len(made) == len(set(made))
-    assert missed["skip"] > missed["latest"] > missed["all"]
-    assert missed["latest"] == missed["skip"] - number // 4
+    # One of each schedule is made up, or up to five; of schedules that began at other moments one more or less is late.
+    each = number // 4
+    assert 0 < missed["skip"] - missed["latest"] <= 2 * each
+    assert missed["latest"] - missed["all"] <= 6 * each
+    assert missed["latest"] > max(missed["all"], missed["spread"])
     print(  # noqa: T201 - `make soak` shows it
         f"\n{number} schedules, server and pods away for {size} s: {audit.total.expected} expected, "
         f"{audit.total.enqueued} enqueued, {audit.total.explained} explained, {audit.total.late} late, "
