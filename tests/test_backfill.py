@@ -476,6 +476,43 @@ async def test_rows_that_the_database_refuses_end_it_and_no_other(world: World, 
     assert await world.runs(schedule, "missed") == [NOW - HOUR], "nothing of the step is left"
 
 
+async def test_a_day_that_goes_in_the_middle_of_a_step_is_not_fired_again(
+    world: World, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleanup that had begun before the backfill: what has fired that day is known to nobody any more."""
+    schedule = await world.declare(every=HOUR)
+    day = NOW - 10 * DAY
+    await world.drive(await world.begin(schedule, day, day + 3 * HOUR), schedule)
+    before = await world.sent(schedule)
+    backfill = await world.begin(schedule, day, day + 3 * HOUR)
+    ticks_of = BackfillRepository._ticks
+
+    async def dropping(self: BackfillRepository, *arguments: Any) -> Any:
+        await connection.execute("SELECT cron_drop_partition('runs', $1)", day + 2 * DAY)
+        return await ticks_of(self, *arguments)
+
+    monkeypatch.setattr(BackfillRepository, "_ticks", dropping)
+    ended = await world.step(backfill, schedule)
+    assert ended is not None
+    assert ended.outcome == "failed"
+    assert "the ledger is kept since" in str(ended.reason)
+    await world.engine.fire()
+    assert await world.sent(schedule) == before
+
+
+async def test_a_detached_day_that_kept_its_name_ends_it(world: World, connection: Any) -> None:
+    """It would be the same at each step, and keep the ledger's old days for ever."""
+    schedule = await world.declare(every=HOUR)
+    day = NOW - 10 * DAY
+    name = f"cron_runs_{day:%Y%m%d}"
+    await connection.execute("SELECT cron_make_partition('runs', $1)", day.date())
+    await connection.execute(f"ALTER TABLE cron_runs DETACH PARTITION {name}")
+    backfill = await world.begin(schedule, day, day + HOUR)
+    ended = await world.step(backfill, schedule)
+    assert ended is not None
+    assert (ended.outcome, str(ended.reason).split(":")[0]) == ("failed", "DuplicateTableError")
+
+
 @pytest.mark.parametrize("how", ["disabled", "deleted", "workspace"])
 async def test_dropping_its_ticks_ends_it(world: World, how: str) -> None:
     schedule = await world.declare(every=HOUR, workspace_id="ws_A")
