@@ -1,0 +1,42 @@
+"""Sweeps: when to look at everything, and when only above the floor below which nothing was left.
+
+While a transaction elsewhere is open for long, rows that are done with can't be removed. They pile up where a scan of an
+index begins, and each look has to wade through them. A look with a floor doesn't; but what is committed late may lie
+below it, so that now and then somebody has to look from the beginning. As long as that is quick, every look does.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+QUICK_SECONDS = 0.01
+RESTS = 20  # times as long as it took, so that sweeps take a twentieth of the time at the most
+
+
+class Sweeps:
+    """When the next one is due."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_at = -float("inf")
+
+    @property
+    def due(self) -> bool:
+        """Whether to look from the beginning."""
+        return self._clock() >= self._due_at
+
+    @property
+    def due_in(self) -> float:
+        """How many seconds until then."""
+        return max(0.0, self._due_at - self._clock())
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around a sweep: after a slow one it is a while until the next, even if it failed."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            ended = self._clock()
+            took = ended - begun
+            self._due_at = ended if took < QUICK_SECONDS else ended + RESTS * took
