@@ -73,7 +73,7 @@ class Kind:
     bare: Drain
 
 
-async def nothing_late(_sink: str) -> None:
+async def nothing_late(_sink: str, _floors: object) -> None:
     """All ticks here have just become due."""
 
 
@@ -91,7 +91,7 @@ def firing(name: str, cron: CronRepository, sink: SameDatabaseSink, settings: Se
             await firer.run_once()
 
     async def bare() -> None:
-        arguments = ("ticker_bench", BATCH, None, None, sink.name, DUE_NOW, MISSED_AFTER)
+        arguments = ("ticker_bench", BATCH, None, None, sink.name, DUE_NOW, MISSED_AFTER, [None] * 4)
         while len(await database.fetch(firing_statement(sink), *arguments)) == BATCH:
             pass
 

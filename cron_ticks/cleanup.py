@@ -32,6 +32,7 @@ class CleanupWorker:
         self._metrics.orphaned.inc(orphaned)
         if expired or orphaned:
             log.info("cleaned_up", expired_ticks=expired, orphaned_ticks=orphaned)
+        await self._repository.forget_managers()
         unserved = await self._repository.unserved_sinks()
         if unserved:
             log.warning("sinks_unserved", sinks=unserved)

@@ -20,6 +20,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.rows import DueTick, FiredTick
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink
+from cron_ticks.tick_floors import TickFloors
 
 log = structlog.get_logger("cron_ticks.firing")
 
@@ -46,7 +47,8 @@ TROUBLE = (
 ALSO_OF_USERS = (TimeoutError, asyncpg.QueryCanceledError, asyncpg.InternalServerError)  # code that hangs, or in C
 
 
-CatchUpWith = Callable[[str], Awaitable[None]]  # decides about a sink's ticks that nobody fired in time
+# Decides about a sink's ticks that nobody fired in time, from where nothing is left below.
+CatchUpWith = Callable[[str, Sequence[datetime | None]], Awaitable[None]]
 
 
 class OnFired(Protocol):
@@ -93,6 +95,7 @@ class TickFirer:
         self._metrics = Metrics() if metrics is None else metrics
         self._metrics.begin(sink.name)
         self._known: dict[int, float] = {}  # when a tick is due, per turn
+        self._floors = TickFloors()
 
     def reconsider(self) -> None:
         """What was known of the next tick may not hold any more: ask anew."""
@@ -104,19 +107,22 @@ class TickFirer:
         due_in = {turn: timedelta(0) for turn, moment in self._known.items() if moment <= now}
         self._known = {}
         if not due_in:
-            due_in = await self._cron.next_due_in(self._sink.name)
+            due_in = await self._ask()
             if due_in.get(DUE_NOW, timedelta(0)) < -timedelta(seconds=self._settings.missed_after_seconds):
-                await self._catch_up(self._sink.name)
-                due_in = await self._cron.next_due_in(self._sink.name)
+                await self._catch_up(self._sink.name, self._floors.of_turn(DUE_NOW))
+                due_in = await self._ask()
         due = [turn for turn, wait in due_in.items() if wait <= timedelta(0)]
         taken = 0
         for turn in due:
             taken += await self._fire_turn(turn)
         if due:
-            due_in = await self._cron.next_due_in(self._sink.name)
+            due_in = await self._ask()
         now = time.monotonic()
         self._known = {turn: now + wait.total_seconds() for turn, wait in due_in.items() if wait > timedelta(0)}
         return seconds_to_sleep(due_in, self._settings, hears=self._hears(), taken=taken)
+
+    async def _ask(self) -> dict[int, timedelta]:
+        return await self._cron.next_due_in(self._sink.name, floors=self._floors)
 
     async def _fire_turn(self, turn: int) -> int:
         """Fire what is due now; of what is less important a batch, because more of the rest may be due by then."""
@@ -128,6 +134,7 @@ class TickFirer:
             batch = await self._fire_batch(turn, limit, due_until)
             if batch.taken:
                 due_until = batch.taken[0].due_until
+                self._floors.note_taken(turn, batch.taken)
                 self._metrics.lease_duration.observe([time.monotonic() - begun])
                 self._note(batch.taken)
             total += len(batch.taken)
@@ -143,7 +150,12 @@ class TickFirer:
         """One statement, unless something in the batch can't be fired."""
         try:
             taken = await self._cron.fire_due_ticks(
-                self._sink, ticker_id=self._ticker_id, limit=limit, turn=turn, due_until=due_until
+                self._sink,
+                ticker_id=self._ticker_id,
+                limit=limit,
+                turn=turn,
+                due_until=due_until,
+                floors=self._floors.of_turn(turn),
             )
         except (asyncpg.PostgresError, TimeoutError) as error:
             if not self._is_theirs(error):

@@ -48,6 +48,11 @@ def new_tick_id() -> str:
     return f"tick_{new_ulid()}"
 
 
+def tick_id_beginning() -> str:
+    """What precedes the random part of a tick's id, for ids that the database makes."""
+    return f"tick_{_time_part(time.time_ns() // 1_000_000)}"
+
+
 def new_message_id() -> str:
     """`msg_<ulid>`: a message. One that a tick sent has the tick's ULID, which the firing statement sees to."""
     return f"msg_{new_ulid()}"

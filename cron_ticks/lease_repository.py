@@ -11,6 +11,7 @@ from cron_ticks.database import Connection, Database, storable
 from cron_ticks.rows import DeliveredTick, LeasedTick, leased_tick
 from cron_ticks.schedules import SinkKind
 from cron_ticks.settings import Settings
+from cron_ticks.tick_floors import NO_FLOORS
 
 MAKE_MISSING = {
     "cron_runs": tick_sql.MAKE_PARTITIONS_OF_TICKS,
@@ -56,11 +57,18 @@ class LeaseRepository:
         self._backoff = timedelta(seconds=settings.tick_backoff_seconds)
 
     async def batch_lease_ticks(
-        self, *, sink: str, leased_by: str, limit: int, last_turn: int = 2, now: datetime | None = None
+        self,
+        *,
+        sink: str,
+        leased_by: str,
+        limit: int,
+        last_turn: int = 2,
+        floors: Sequence[datetime | None] = NO_FLOORS,
+        now: datetime | None = None,
     ) -> Leased:
         """Lease due ticks of a sink outside this database; a lease that runs out makes them due again."""
         arguments = (leased_by, limit, now, self._lease, sink, *self._limits, last_turn, self._missed_after)
-        rows = await self._fetch(lease_sql.LEASE_DUE_TICKS, *arguments)
+        rows = await self._fetch(lease_sql.LEASE_DUE_TICKS, *arguments, list(floors))
         ticks = [leased_tick(row) for row in rows if row["id"] is not None]
         return Leased(ticks, *(rows[0][name] for name in ("refused", "given_up", "missed", "late")))
 

@@ -8,27 +8,32 @@ another one.
 """
 
 # Leases due ticks of a sink: those due now first, then retries, then what is catching up ($8: the last of these), each
-# by priority. What is due now and later than $9 is for a catch-up policy to decide: the result says whether there is
-# such a tick. A lease that ran out is taken over while its schedule is enabled, and what its owner sent is unknown:
-# the next delivery is a recovery.
+# by priority, from where nothing is left below ($10). What is due now and later than $9 is for a catch-up policy to
+# decide: the result says whether there is such a tick. A lease that ran out is taken over while its schedule is
+# enabled, and what its owner sent is unknown: the next delivery is a recovery.
 #
 # What has fired before ends without a delivery, and so does, with its row in the ledger, what is too late for its
 # misfire_grace, too old to be tried again, or lost by a schedule that is disabled now. The rows are read once, where
 # they are locked: a second look by ctid has brought a server down.
 LEASE_DUE_TICKS = """
 WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
+level AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        ARRAY[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], ARRAY[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3], $10::timestamptz[])
+        AS given (turn, priority, floor)
+),
 due AS MATERIALIZED (
     SELECT found.*
-    FROM (VALUES (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
-        AS level (turn, priority)
+    FROM level
     CROSS JOIN LATERAL (
         SELECT tick.id, tick.schedule_id, tick.scheduled_for, tick.execute_at, tick.attempts, tick.leased_until,
             tick.recovery, tick.fire_before
         FROM {schema}.cron_ticks AS tick
         WHERE level.turn <= $8 AND tick.sink = $5 AND tick.turn = level.turn AND tick.priority = level.priority
             AND tick.due_at <= (SELECT instant FROM clock)
-            AND tick.due_at >= CASE WHEN level.turn = 0 THEN (SELECT instant - $9::interval FROM clock)
-                ELSE '-infinity' END
+            AND tick.due_at >= greatest(level.floor, CASE WHEN level.turn = 0
+                THEN (SELECT instant - $9::interval FROM clock) ELSE '-infinity' END)
         ORDER BY tick.due_at
         LIMIT $2
         FOR UPDATE SKIP LOCKED
@@ -95,10 +100,15 @@ FROM (
         ARRAY(SELECT id FROM found WHERE over = 'too late' AND NOT fired_before) AS missed,
         EXISTS (
             SELECT
-            FROM (VALUES (0), (1), (2), (3)) AS level (priority)
-            JOIN {schema}.cron_ticks AS tick
-                ON tick.sink = $5 AND tick.turn = 0 AND tick.priority = level.priority
+            FROM level
+            CROSS JOIN LATERAL (
+                SELECT
+                FROM {schema}.cron_ticks AS tick
+                WHERE level.turn = 0 AND tick.sink = $5 AND tick.turn = 0 AND tick.priority = level.priority
                     AND tick.due_at < (SELECT instant - $9::interval FROM clock)
+                    AND tick.due_at >= coalesce(level.floor, '-infinity')
+                LIMIT 1
+            ) AS late
         ) AS late
 ) AS summary
 LEFT JOIN leased ON true

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cron_ticks import tick_sql
+from cron_ticks import missing_sql, tick_sql
 from cron_ticks.database import Connection, Database
 from cron_ticks.occurrences import CatchUp, MakingUp, Stretch, Timetable, paced
 from cron_ticks.rows import LateTick, NeedingTicks, Planned
@@ -49,7 +49,7 @@ async def settle_late(
     if missed:
         await _make_partitions(database, [tick.scheduled_for for tick, _ in missed], connection)
         arguments = ([tick.id for tick, _ in missed], [reason for _, reason in missed], plans[0].needing.now)
-        await database.fetch(tick_sql.MISS_TICKS, *arguments, connection=connection)
+        await database.fetch(missing_sql.MISS_TICKS, *arguments, connection=connection)
     kept = [
         (tick.id, paced.get((made.needing.schedule_id, tick.scheduled_for)))
         for made in plans
@@ -57,7 +57,7 @@ async def settle_late(
     ]
     if kept:
         ids, due = zip(*kept, strict=True)
-        await database.fetch(tick_sql.KEEP_TICKS, ids, due, connection=connection)
+        await database.fetch(missing_sql.KEEP_TICKS, ids, due, connection=connection)
     return len(kept)
 
 
@@ -70,7 +70,7 @@ async def record_missed(
         await _make_partitions(database, [stretch.last for _, stretch in left], connection)
     while left:
         rows = await database.fetch(
-            tick_sql.MISS_OCCURRENCES,
+            missing_sql.MISS_OCCURRENCES,
             [needing.schedule_id for needing, _ in left],
             [needing.version for needing, _ in left],
             [stretch.first for _, stretch in left],

@@ -23,6 +23,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.rows import DeliveredTick, LeasedTick
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import DEADLINE, OutsideSink, RejectTick, UnknownOutcome
+from cron_ticks.tick_floors import TickFloors
 
 log = structlog.get_logger("cron_ticks.publishing")
 
@@ -91,6 +92,7 @@ class Publisher:
         self._retries = anyio.CapacityLimiter(max(1, sink.concurrency - 1))  # a call is left for what is due now
         self._batches: list[Batch] = []
         self._numbers = count(1)
+        self._floors = TickFloors()
 
     def reconsider(self) -> None:
         """There may be news of due ticks: ask anew."""
@@ -105,6 +107,7 @@ class Publisher:
                 leased_by=owner,
                 limit=self._sink.batch_size,
                 last_turn=self._last_turn(),
+                floors=self._floors.all,
             )
             self._note_over(leased)
             if leased.ticks:
@@ -112,9 +115,9 @@ class Publisher:
                 self._batches.append(batch)
                 self._tasks.start_soon(self._deliver, batch)
             if leased.late:
-                await self._catch_up(self._sink.name)
+                await self._catch_up(self._sink.name, self._floors.of_turn(DUE_NOW))
             if leased.found < self._sink.batch_size:
-                due_in = await self._cron.next_due_in(self._sink.name)
+                due_in = await self._cron.next_due_in(self._sink.name, floors=self._floors)
                 wanted = {turn: wait for turn, wait in due_in.items() if turn <= self._last_turn()}
                 return seconds_to_sleep(wanted, self._settings, hears=self._hears(), taken=leased.found)
         return math.inf

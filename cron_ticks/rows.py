@@ -1,7 +1,7 @@
 """Rows of the cron's tables as the code sees them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -29,10 +29,16 @@ class LateTick(NamedTuple):
     turn: int
 
 
-class Needed(NamedTuple):
-    """What there is for a manager to do."""
+class Beat(NamedTuple):
+    """What a manager's heartbeat has found."""
 
-    ticks: bool  # there are schedules to make ticks for
+    instant: datetime
+    until: datetime  # the end of the window
+    needed: Mapping[int, datetime | None]  # of each of its slots, the earliest first: the occurrence needed first
+    shards: int  # it has so many
+    taken: int  # of these, just now
+    released: int  # so many it has not any more
+    lacking: bool  # it is to have more, as soon as others let go of theirs
     backfills: bool  # there are some that have not ended
 
 
@@ -103,6 +109,8 @@ class FiredTick(NamedTuple):
     lateness: timedelta
     outcome: TickOutcome  # refused: the occurrence has fired before
     due_until: datetime  # what was due at this instant is what the pass drains
+    priority: int
+    due_at: datetime
 
     @property
     def passed(self) -> bool:

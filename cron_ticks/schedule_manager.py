@@ -1,113 +1,209 @@
-"""ScheduleManager: makes ticks ahead of time, on every pod."""
+"""ScheduleManager: makes ticks ahead of time, on every pod, for the slots of the schedules that are its own."""
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from datetime import datetime
 
 import asyncpg
 import structlog
 
 from cron_ticks.backfill_repository import BackfillRepository
 from cron_ticks.backfiller import Backfiller
-from cron_ticks.database import Database
+from cron_ticks.calendars import Calendars
+from cron_ticks.database import Connection, Database
 from cron_ticks.metrics import Metrics
 from cron_ticks.occurrences import RULE_ERRORS
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import NeedingTicks, Planned
+from cron_ticks.rows import Beat, NeedingTicks, Planned
 from cron_ticks.settings import Settings
+from cron_ticks.sweeps import Sweeps
+from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
 
 log = structlog.get_logger("cron_ticks.schedule_manager")
 
 CATCH_UP_SECONDS = 0.5
+BEATS = 3  # per lease, at least
+LACKING_SECONDS = 1.0  # until a manager that is to have more shards asks again
 
 # What the database says of a row. Anything else is its own trouble, and no fault of a schedule's.
 REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one transaction did."""
+class Pass:
+    """What is left of a pass: slots, and from where on to look at each. It ends where the window did when it began."""
 
-    schedules: int = 0
-    ticks: int = 0
-    finished: bool = True  # nothing in the window is left
+    def __init__(self, beat: Beat, calendars: Calendars) -> None:
+        self.until = beat.until
+        self.calendars = calendars
+        self.floors = {slot: first for slot, first in beat.needed.items() if first is not None and first < beat.until}
+        self.schedules = self.ticks = 0
+
+    def advance(self, cursors: Sequence[asyncpg.Record], limit: int) -> None:
+        """These are dealt with, and so are the slots before the last of them."""
+        if len(cursors) < limit:
+            self.floors = {}
+            return
+        last = cursors[-1]["slot"]
+        slots = list(self.floors)
+        self.floors = {slot: self.floors[slot] for slot in slots[slots.index(last) :]}
+        self.floors[last] = max(row["next_tick_needed_at"] for row in cursors if row["slot"] == last)
 
 
 class ScheduleManager:
-    """Keeps a tick for every occurrence inside the lookahead window."""
+    """Keeps a tick for every occurrence inside the lookahead window.
+
+    With a `manager_id` it shares the schedules out with the other managers; without one it looks at all of them.
+    """
 
     name = "schedule-manager"
 
     def __init__(
-        self, database: Database, repository: CronRepository, settings: Settings, metrics: Metrics | None = None
+        self,
+        database: Database,
+        repository: CronRepository,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        manager_id: str = "",
     ) -> None:
         self._database = database
         self._repository = repository
         self._settings = settings
         self._metrics = Metrics() if metrics is None else metrics
         self._backfiller = Backfiller(BackfillRepository(database, settings))
+        self._id = manager_id
+        self._shards = settings.leased_shards if manager_id else 0
+        self._tokens_made = False
+        self._beat_interval = min(settings.manager_interval_seconds, settings.shard_lease / BEATS)
+        self._beat_at = -math.inf
+        self._sweeps = Sweeps()
+        self._floors: dict[int, datetime] = {}
 
     async def run_once(self) -> float:
         """Make ticks, batch after batch, until no schedule in the window lacks one."""
-        ticks = schedules = 0
-        while (needed := await self._repository.what_is_needed()).ticks:
-            batch = await self._make_batch()
-            schedules += batch.schedules
-            ticks += batch.ticks
-            if batch.finished:
-                break
-        if schedules:
+        beat = await self._beat()
+        course = Pass(beat, self._repository.calendars(beat))
+        slots = list(course.floors)
+        while course.floors:
+            await self._make_batch(course)
+            if time.monotonic() >= self._beat_at:
+                await self._beat()
+        self._floors |= dict.fromkeys(slots, beat.until)
+        if course.schedules:
             lookahead = self._settings.lookahead_seconds
-            log.info("ticks_generated", ticks=ticks, schedules=schedules, lookahead=lookahead)
-        next_backfill = await self._backfiller.run_once() if needed.backfills else math.inf
-        return min(self._settings.manager_interval_seconds, next_backfill)
+            log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
+        pause = LACKING_SECONDS if beat.lacking else self._beat_interval
+        return min(pause, await self._backfiller.run_once() if beat.backfills else math.inf)
 
-    async def catch_up(self, sink: str) -> None:
+    async def retire(self) -> None:
+        """Let go of the shards."""
+        if self._shards:
+            await self._repository.retire_manager(self._id, shards=self._shards)
+
+    async def catch_up(self, sink: str, floors: Sequence[datetime | None] = NO_FLOORS[:PRIORITIES]) -> None:
         """Decide about a sink's ticks that nobody fired in time, as their schedules want, before one of them fires.
 
         For a moment only: what is due now must not wait for all of them. Whoever calls comes again.
         """
         end = time.monotonic() + CATCH_UP_SECONDS
-        while ids := await self._repository.late_schedules(sink, limit=self._settings.manager_batch_size):
-            batch = await self._make_batch(ids)
-            if batch.schedules == 0:  # they are in others' hands, or gone
+        limit = self._settings.manager_batch_size
+        while ids := await self._repository.late_schedules(sink, limit=limit, floors=floors):
+            schedules, _ = await self._make_those(ids)
+            if schedules == 0:  # they are in others' hands, or gone
                 self._metrics.orphaned.inc(await self._repository.delete_orphaned_ticks_of(ids))
-            if batch.schedules == 0 or time.monotonic() > end:
+            if schedules == 0 or time.monotonic() > end:
                 return
 
-    async def _make_batch(self, ids: Sequence[str] | None = None) -> Batch:
-        """One transaction: take schedules, make their ticks, advance them. A broken one is put aside."""
+    async def _beat(self) -> Beat:
+        """Stay alive, have one's share of the schedules, and learn what they need."""
+        if self._shards and not self._tokens_made:
+            await self._repository.add_shards(self._shards)
+            self._tokens_made = True
+        sweeping = self._sweeps.due
+        with self._sweeps.timed() if sweeping else nullcontext():
+            floors = {} if sweeping else self._floors
+            beat = await self._repository.beat(self._id, shards=self._shards, floors=floors)
+        self._beat_at = time.monotonic() + self._beat_interval
+        self._floors = {slot: min(first or beat.until, beat.until) for slot, first in beat.needed.items()}
+        if beat.taken or beat.released:
+            log.info("shards_shared_out", shards=beat.shards, taken=beat.taken, released=beat.released)
+        return beat
+
+    async def _make_batch(self, course: Pass) -> None:
+        """One transaction: take schedules of the pass, make their ticks, advance them. A broken one is put aside."""
+        cursors: list[asyncpg.Record] = []
+        limit = self._settings.manager_batch_size
+        try:
+            async with self._database.transaction() as connection:
+                cursors = await self._repository.lock_cursors(
+                    course.floors, course.until, limit=limit, connection=connection
+                )
+                ticks, left = await self._make_at_once(cursors, course, connection)
+                needing = await self._repository.needing(left, connection=connection)
+                plans, broken = self._plan(needing)
+                planned = await self._make_planned(plans, connection)
+        except REFUSALS as error:
+            if not cursors:
+                raise
+            log.info("batch_refused", schedules=len(cursors), error=str(error))
+            made = [await self._make_those([row["schedule_id"]]) for row in cursors]
+            course.schedules += sum(schedules for schedules, _ in made)
+            course.ticks += sum(ticks for _, ticks in made)
+            return
+        self._metrics.note_generated(ticks, 0)
+        self._note(plans, planned)
+        await self._put_aside(broken)
+        course.schedules += len(cursors) - len(broken)
+        course.ticks += ticks + planned
+        if all(made.plan.complete for made in plans):
+            course.advance(cursors, limit)
+
+    async def _make_at_once(
+        self, cursors: Sequence[asyncpg.Record], course: Pass, connection: Connection
+    ) -> tuple[int, list[asyncpg.Record]]:
+        """By one statement, for all that are not behind; how many ticks, and who is left to be planned."""
+        behind = {row["schedule_id"] for row in cursors if self._repository.is_behind(row)}
+        in_time = [row for row in cursors if row["schedule_id"] not in behind]
+        ticks = 0
+        if in_time:
+            ticks, left = await self._repository.make_ticks(in_time, course.calendars, connection=connection)
+            behind |= left
+        return ticks, [row for row in cursors if row["schedule_id"] in behind]
+
+    async def _make_planned(self, plans: Sequence[Planned], connection: Connection) -> int:
+        if not plans:
+            return 0
+        ticks = await self._repository.create_ticks(plans, connection=connection)
+        await self._repository.update_next_tick_needed(plans, connection=connection)
+        return ticks
+
+    async def _make_those(self, ids: Sequence[str]) -> tuple[int, int]:
+        """One transaction for these, with what is late of them; how many schedules and ticks."""
         taken: list[NeedingTicks] = []
         try:
             async with self._database.transaction() as connection:
                 taken = await self._repository.find_schedules_needing_ticks(
-                    limit=self._settings.manager_batch_size, connection=connection, ids=ids
+                    limit=len(ids), connection=connection, ids=ids
                 )
                 plans, broken = self._plan(taken)
-                ticks = await self._repository.create_ticks(plans, connection=connection)
-                await self._repository.update_next_tick_needed(plans, connection=connection)
-                if ids is not None and taken:
+                ticks = await self._make_planned(plans, connection)
+                if taken:
                     await self._repository.set_aside(taken, connection=connection)
         except REFUSALS as error:
-            return await self._one_by_one(taken, error)
+            if len(taken) > 1:  # find out for which schedule's sake
+                made = [await self._make_those([needing.schedule_id]) for needing in taken]
+                return sum(schedules for schedules, _ in made), sum(ticks for _, ticks in made)
+            if not taken:
+                raise
+            await self._put_aside([(taken[0], error)])
+            return 0, 0
         self._note(plans, ticks)
-        for needing, problem in broken:
-            await self._mark_broken(needing, problem)
-        complete = len(taken) < self._settings.manager_batch_size and all(made.plan.complete for made in plans)
-        return Batch(len(plans), ticks, complete)
+        await self._put_aside(broken)
+        return len(plans), ticks
 
-    async def _one_by_one(self, taken: list[NeedingTicks], error: asyncpg.PostgresError) -> Batch:
-        """The database refuses a batch: find out for which schedule's sake."""
-        if not taken:
-            raise error
-        if len(taken) == 1:
-            await self._mark_broken(taken[0], error)
-            return Batch(finished=False)
-        batches = [await self._make_batch([needing.schedule_id]) for needing in taken]
-        return Batch(sum(batch.schedules for batch in batches), sum(batch.ticks for batch in batches), finished=False)
-
-    def _plan(self, taken: list[NeedingTicks]) -> tuple[list[Planned], list[tuple[NeedingTicks, Exception]]]:
+    def _plan(self, taken: Sequence[NeedingTicks]) -> tuple[list[Planned], list[tuple[NeedingTicks, Exception]]]:
         plans: list[Planned] = []
         broken: list[tuple[NeedingTicks, Exception]] = []
         for needing in taken:
@@ -117,13 +213,14 @@ class ScheduleManager:
                 broken.append((needing, error))
         return plans, broken
 
-    async def _mark_broken(self, needing: NeedingTicks, problem: Exception) -> None:
-        error = f"{type(problem).__name__}: {problem}"
-        if await self._repository.mark_broken(needing, error):
-            self._metrics.broken.inc()
-            log.error("schedule_broken", schedule_id=needing.schedule_id, error=error)
+    async def _put_aside(self, broken: Sequence[tuple[NeedingTicks, Exception]]) -> None:
+        for needing, problem in broken:
+            error = f"{type(problem).__name__}: {problem}"
+            if await self._repository.mark_broken(needing, error):
+                self._metrics.broken.inc()
+                log.error("schedule_broken", schedule_id=needing.schedule_id, error=error)
 
-    def _note(self, plans: list[Planned], ticks: int) -> None:
+    def _note(self, plans: Sequence[Planned], ticks: int) -> None:
         missed = {made.needing.schedule_id: made.plan.missed + made.plan.late_missed for made in plans}
         self._metrics.note_generated(ticks, sum(missed.values()))
         for schedule_id, occurrences in missed.items():

@@ -18,6 +18,8 @@ from cron_ticks.events import DEFAULT_LEVEL, EventLevel
 PREFIX = "CRON_TICKS_"
 JITTER_CAP_SECONDS = 30.0
 LONGEST_IDLE_SECONDS = 20
+SLOTS = 256  # of the schedules, as the database hashes them
+SHARD_LEASE_SECONDS = 30.0
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Retention = Annotated[float, Field(gt=0, le=3650 * 86_400, allow_inf_nan=False)]
@@ -77,7 +79,7 @@ class Settings(BaseSettings):
     # ScheduleManager
     lookahead_seconds: Seconds = Field(default=60, description="How far ahead ticks are made")
     manager_interval_seconds: Seconds = Field(default=10, description="Pause between two passes of the manager")
-    manager_batch_size: BatchSize = Field(default=100, description="Schedules per transaction of the manager")
+    manager_batch_size: BatchSize = Field(default=1000, description="Schedules per transaction of the manager")
     missed_after_seconds: Seconds = Field(
         default=60, description="An occurrence later than this is for its schedule's catch-up policy to decide"
     )
@@ -96,7 +98,17 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Most that jitter may move a tick; default: 30, or what the lookahead leaves room for",
     )
-    shard_count: int = Field(default=1, ge=1, le=4096, description="Static shards of the schedules; 1: none")
+    virtual_shards: Annotated[Literal[0, 1, 2, 4, 8, 16, 32, 64, 128, 256], BeforeValidator(_number)] = Field(
+        default=64, description="Shards of the schedules that managers lease and share out; 0: every manager has all"
+    )
+    shard_lease_seconds: Seconds | None = Field(
+        default=None,
+        description="How long a manager that ended without a word keeps its shards; "
+        "default: 30, or what the lookahead leaves room for",
+    )
+    shard_count: int = Field(
+        default=1, ge=1, le=4096, description="Static shards of the schedules, instead of leased ones; 1: none"
+    )
     shard_id: int = Field(default=0, ge=0, description="The shard that this process's manager serves")
 
     # Message ticker
@@ -204,6 +216,17 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("shard_lease_seconds")
+    @classmethod
+    def _shards_must_move_before_ticks_are_due(cls, value: float | None, info: ValidationInfo) -> float | None:
+        lookahead, interval = info.data.get("lookahead_seconds"), info.data.get("manager_interval_seconds")
+        if value is not None and lookahead is not None and interval is not None and value > lookahead - interval:
+            raise ValueError(
+                f"must be at most {lookahead - interval:g}: {PREFIX}LOOKAHEAD_SECONDS less "
+                f"{PREFIX}MANAGER_INTERVAL_SECONDS, or ticks of a dead pod's shards are made after they are due"
+            )
+        return value
+
     @field_validator("shard_id")
     @classmethod
     def _shard_must_exist(cls, value: int, info: ValidationInfo) -> int:
@@ -237,6 +260,18 @@ class Settings(BaseSettings):
         if self.jitter_cap_seconds is not None:
             return timedelta(seconds=self.jitter_cap_seconds)
         return timedelta(seconds=min(JITTER_CAP_SECONDS, self.lookahead_seconds - self.manager_interval_seconds))
+
+    @property
+    def shard_lease(self) -> float:
+        """How long a manager keeps its shards without a word, in seconds."""
+        if self.shard_lease_seconds is not None:
+            return self.shard_lease_seconds
+        return min(SHARD_LEASE_SECONDS, self.lookahead_seconds - self.manager_interval_seconds)
+
+    @property
+    def leased_shards(self) -> int:
+        """How many shards managers share out; none if their shards are fixed."""
+        return self.virtual_shards if self.shard_count == 1 else 0
 
     @property
     def acting_as(self) -> str:

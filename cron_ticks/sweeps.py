@@ -1,7 +1,7 @@
 """Sweeps: when to look at everything, and when only above the floor below which nothing was left.
 
-While a transaction elsewhere is open for long, rows that are done with can't be removed. They pile up where a scan of an
-index begins, and each look has to wade through them. A look with a floor doesn't; but what is committed late may lie
+While a transaction elsewhere is open for long, rows that are done with can't be removed. They pile up where a scan of
+an index begins, and each look has to wade through them. A look with a floor doesn't; but what is committed late may lie
 below it, so that now and then somebody has to look from the beginning. As long as that is quick, every look does.
 """
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-QUICK_SECONDS = 0.01
+QUICK_SECONDS = 0.02
 RESTS = 20  # times as long as it took, so that sweeps take a twentieth of the time at the most
 
 

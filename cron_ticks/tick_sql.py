@@ -5,197 +5,20 @@ Those that look at the time take it as an argument; NULL means the database's cl
 
 from cron_ticks.events import EventLevel, includes
 
-# Takes schedules of this process's shard whose next occurrence falls inside the window; two managers never wait for
-# each other. The shard's hash is md5's, which no server version changes. A process that hangs with these locks loses
-# its session, and they are free again.
-LOCK_CURSORS_IN_WINDOW = """
-WITH clock AS (
-    SELECT coalesce($5::timestamptz, statement_timestamp()) AS instant,
-        set_config('idle_in_transaction_session_timeout', $6, true)
-)
-SELECT schedule_id, next_tick_needed_at, planned, broken, (SELECT instant FROM clock) AS instant
-FROM {schema}.cron_schedule_cursors
-WHERE next_tick_needed_at < (SELECT instant + $1::interval FROM clock)
-    AND NOT broken
-    AND ($3::int = 1 OR ('x' || left(md5(schedule_id), 8))::bit(32)::bigint % $3 = $4)
-ORDER BY next_tick_needed_at
-LIMIT $2
-FOR UPDATE SKIP LOCKED
-"""
-
-# Takes these schedules, wherever their next occurrence is.
-LOCK_CURSORS_OF = """
-WITH clock AS (
-    SELECT coalesce($2::timestamptz, statement_timestamp()) AS instant,
-        set_config('idle_in_transaction_session_timeout', $3, true)
-)
-SELECT schedule_id, next_tick_needed_at, planned, broken, (SELECT instant FROM clock) AS instant
-FROM {schema}.cron_schedule_cursors
-WHERE schedule_id = ANY ($1::text[])
-ORDER BY schedule_id
-FOR UPDATE SKIP LOCKED
-"""
-
-# Whether there is a cursor in the window, and whether there are backfills: asked first, so that a pass with nothing to
-# do costs one statement.
-CURSOR_IN_WINDOW = """
-SELECT EXISTS (
-        SELECT FROM {schema}.cron_schedule_cursors
-        WHERE next_tick_needed_at < coalesce($4::timestamptz, statement_timestamp()) + $1::interval
-            AND NOT broken
-            AND ($2::int = 1 OR ('x' || left(md5(schedule_id), 8))::bit(32)::bigint % $2 = $3)) AS ticks,
-    EXISTS (SELECT FROM {schema}.cron_backfills WHERE due_at IS NOT NULL) AS backfills
-"""
-
-# The rules of the schedules taken. A statement of its own, because only a snapshot made after the locks is sure to
-# show the edit that moved the cursor.
-RULES = """
-SELECT id, version, interval_us, anchor_at, cron, zone, dst_gap, dst_fold, starts_at, ends_at, max_runs, catch_up
-FROM {schema}.cron_schedules
-WHERE id = ANY ($1::text[])
-"""
-
-# One row per occurrence, whoever else makes it too: the unique key decides. Made after its jittered time, a tick is due
-# at its occurrence, if that is later: so no edit fires by itself, and no tick is late before it is made. $5 is none, or
-# a little more where another occurrence is due at the very same microsecond. What is made up though it is late ($6) is
-# catching up: it goes out behind what is due now, at its own time ($7) if it is paced. A time of day moves only
-# forward, by half its jitter and as much either way.
-CREATE_TICKS = """
-INSERT INTO {schema}.cron_ticks (id, schedule_id, schedule_name, workspace_id, queue_name, payload, scheduled_for,
-    execute_at, due_at, created_at, version, priority, sink, delivery, overlap, turn, fire_before)
-SELECT made.id, schedule.id, schedule.name, schedule.workspace_id, schedule.queue_name, schedule.payload,
-    made.scheduled_for, moved.execute_at, coalesce(made.paced_until, expected.due_at),
-    $4, schedule.version, schedule.priority, schedule.sink, schedule.delivery, schedule.overlap,
-    CASE WHEN made.scheduled_for < $4 - $6::interval THEN 2 ELSE 0 END,
-    expected.due_at + schedule.misfire_grace_us * interval '1 microsecond'
-FROM unnest($1::text[], $2::text[], $3::timestamptz[], $7::timestamptz[])
-    AS made (id, schedule_id, scheduled_for, paced_until)
-JOIN {schema}.cron_schedules AS schedule ON schedule.id = made.schedule_id
-CROSS JOIN LATERAL (
-    SELECT CASE WHEN made.scheduled_for = schedule.anchor_at THEN made.scheduled_for
-        WHEN schedule.cron IS NOT NULL THEN made.scheduled_for + schedule.jitter_us / 2 * interval '1 microsecond'
-            + {schema}.cron_jitter(schedule.id, made.scheduled_for, schedule.jitter_us / 2)
-        ELSE greatest(made.scheduled_for + {schema}.cron_jitter(schedule.id, made.scheduled_for, schedule.jitter_us),
-            schedule.starts_at)
-        END + $5::interval AS execute_at
-) AS moved
-CROSS JOIN LATERAL (
-    SELECT CASE WHEN moved.execute_at - $5::interval <= $4 THEN greatest(moved.execute_at, made.scheduled_for)
-        ELSE moved.execute_at END AS due_at
-) AS expected
-ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
-RETURNING schedule_id, scheduled_for, due_at - $4 AS due_in
-"""
-
-# Which occurrences have a tick.
-FIND_TICKS = """
-SELECT tick.schedule_id, tick.scheduled_for
-FROM unnest($1::text[], $2::timestamptz[]) AS wanted (schedule_id, scheduled_for)
-JOIN {schema}.cron_ticks AS tick USING (schedule_id, scheduled_for)
-"""
-
-UPDATE_NEXT_TICK_NEEDED = """
-UPDATE {schema}.cron_schedule_cursors AS cursor
-SET next_tick_needed_at = made.next_needed, planned = made.planned
-FROM unnest($1::text[], $2::timestamptz[], $3::bigint[]) AS made (schedule_id, next_needed, planned)
-WHERE cursor.schedule_id = made.schedule_id
-"""
-
-# Schedules of a sink whose ticks nobody fired in time ($2).
-LATE_SCHEDULES = """
-WITH clock AS (SELECT coalesce($4::timestamptz, statement_timestamp()) AS instant)
-SELECT DISTINCT found.schedule_id
-FROM (VALUES (0), (1), (2), (3)) AS level (priority)
-CROSS JOIN LATERAL (
-    SELECT tick.schedule_id
-    FROM {schema}.cron_ticks AS tick
-    WHERE tick.sink = $1 AND tick.turn = 0 AND tick.priority = level.priority
-        AND tick.due_at < (SELECT instant - $2::interval FROM clock)
-    ORDER BY tick.due_at
-    LIMIT $3
-) AS found
-"""
-
-# Ticks of these schedules, whose cursors are held, that nobody fired in time, and those that are made up already but
-# not fired: catch-up policies decide about all of them together. Not what somebody has begun with. Of each schedule no
-# more than $3, the oldest: a sink that nobody served for a week has very many.
-LATE_TICKS = """
-SELECT found.*
-FROM unnest($1::text[]) AS given (schedule_id)
-CROSS JOIN LATERAL (
-    SELECT tick.id, tick.schedule_id, tick.scheduled_for, tick.turn
-    FROM {schema}.cron_ticks AS tick
-    WHERE tick.schedule_id = given.schedule_id AND tick.execute_at < $2
-        AND (tick.turn = 0 AND tick.due_at < $2 OR tick.turn = 2)
-        AND tick.origin = 'schedule' AND tick.attempts = 0 AND NOT tick.waiting
-    ORDER BY tick.execute_at
-    LIMIT $3
-    FOR UPDATE SKIP LOCKED
-) AS found
-ORDER BY found.schedule_id, found.scheduled_for
-"""
-
-# Late ticks that are missed end, and the ledger says so.
-MISS_TICKS = """
-WITH gone AS (
-    DELETE FROM {schema}.cron_ticks AS tick
-    USING unnest($1::text[], $2::text[]) AS given (id, reason)
-    WHERE tick.id = given.id
-    RETURNING tick.*, given.reason
-)
-INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts)
-SELECT schedule_id, scheduled_for, version, origin, 'missed', reason, $3, attempts
-FROM gone
-ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
-"""
-
-# Those that are made up go out behind what is due now, at their own time if they are paced.
-KEEP_TICKS = """
-UPDATE {schema}.cron_ticks AS tick
-SET turn = 2, due_at = coalesce(given.paced_until, tick.due_at)
-FROM unnest($1::text[], $2::timestamptz[]) AS given (id, paced_until)
-WHERE tick.id = given.id AND tick.turn = 0
-"""
-
-# What else is late is nobody's to decide about: what was begun is a retry, what waits for the end of a message and what
-# was asked for by hand is caught up with.
-SET_ASIDE = """
-WITH held AS (
-    SELECT ctid
-    FROM {schema}.cron_ticks
-    WHERE schedule_id = ANY ($1::text[]) AND turn = 0 AND due_at < $2
-        AND (attempts > 0 OR waiting OR origin <> 'schedule')
-    FOR UPDATE SKIP LOCKED
-)
-UPDATE {schema}.cron_ticks
-SET turn = CASE WHEN attempts > 0 THEN 1 ELSE 2 END
-WHERE ctid = ANY (ARRAY(SELECT ctid FROM held))
-"""
-
-# Occurrences in a row that nobody made and that are not made up: one row, under the last of them, unless that has one.
-MISS_OCCURRENCES = """
-INSERT INTO {schema}.cron_runs (schedule_id, scheduled_for, version, origin, outcome, reason, ended_at, attempts,
-    missed_since, occurrences)
-SELECT given.schedule_id, given.last, given.version, 'schedule', 'missed', given.reason, $7, 0,
-    CASE WHEN given.occurrences > 1 THEN given.first END, given.occurrences
-FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::timestamptz[], $5::bigint[], $6::text[])
-    AS given (schedule_id, version, first, last, occurrences, reason)
-ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
-RETURNING schedule_id
-"""
-
-# Due ticks of a sink, locked: one bounded scan of the index per priority, the most urgent first. Of those that are due
-# now, what lies below the floor is late: it is for a catch-up policy to decide. Where messages of a
-# schedule must not overlap, one ticker at a time deals with its ticks, and the others leave them: nobody waits. There
-# are 1024 locks for all schedules together, because a server has room for some thousands.
+# Due ticks of a sink, locked: one bounded scan of the index per priority, the most urgent first, from where the caller
+# knows that nothing is left below. Of those that are due now, what is older than $7 is late: a catch-up policy decides
+# about it. Where messages of a schedule must not overlap, one ticker at a time deals with its ticks, and the others
+# leave them: nobody waits. There are 1024 locks for all schedules together, because a server has room for some
+# thousands.
 _DUE = """
     SELECT found.ctid
-    FROM (VALUES (0), (1), (2), (3)) AS level (priority)
+    FROM unnest(ARRAY[0, 1, 2, 3], (SELECT floors FROM pass)) AS level (priority, floor)
     CROSS JOIN LATERAL (
         SELECT tick.ctid
         FROM {schema}.cron_ticks AS tick
         WHERE tick.sink = $5 AND tick.turn = $6 AND tick.priority = level.priority
-            AND tick.due_at <= (SELECT due_until FROM pass) AND tick.due_at >= (SELECT floor FROM pass)
+            AND tick.due_at <= (SELECT due_until FROM pass)
+            AND tick.due_at >= greatest(level.floor, (SELECT earliest FROM pass))
             AND (tick.overlap = 'allow' OR pg_try_advisory_xact_lock(1668443247, hashtext(tick.schedule_id) & 1023))
         ORDER BY tick.due_at
         LIMIT $2
@@ -208,8 +31,8 @@ _DUE = """
 _CHOSEN = """
     SELECT tick.ctid
     FROM {schema}.cron_ticks AS tick
-    WHERE tick.id = ANY ($8::text[]) AND tick.sink = $5 AND tick.turn = $6
-        AND tick.due_at <= (SELECT due_until FROM pass) AND tick.due_at >= (SELECT floor FROM pass)
+    WHERE tick.id = ANY ($9::text[]) AND tick.sink = $5 AND tick.turn = $6
+        AND tick.due_at <= (SELECT due_until FROM pass) AND tick.due_at >= (SELECT earliest FROM pass)
         AND (tick.overlap = 'allow' OR pg_try_advisory_xact_lock(1668443247, hashtext(tick.schedule_id) & 1023))
     ORDER BY tick.due_at
     LIMIT $2
@@ -272,7 +95,7 @@ _FIRE = """
 WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
 pass AS (
     SELECT $1::text AS ticker_id, instant, coalesce($4::timestamptz, instant) AS due_until,
-        CASE WHEN $6 = 0 THEN instant - $7::interval ELSE '-infinity' END AS floor
+        CASE WHEN $6 = 0 THEN instant - $7::interval ELSE '-infinity' END AS earliest, $8::timestamptz[] AS floors
     FROM clock
 ),
 due AS ({due}),
@@ -310,7 +133,7 @@ sent AS (
 SELECT judged.id, schedule_id, schedule_name, queue_name, workspace_id, scheduled_for, origin, lateness,
     CASE WHEN passed THEN 'enqueued' WHEN too_late THEN 'missed' WHEN put_back THEN 'waiting'
         WHEN {limited} THEN 'overlapped' ELSE 'refused' END,
-    due_until
+    due_until, priority, due_at
 FROM judged, pass
 WHERE CASE
     WHEN (SELECT count(*) FROM sent) <> (SELECT count(*) FROM fired)
@@ -394,20 +217,24 @@ released AS (
 SELECT pg_notify($3, $4) FROM released LIMIT 1
 """
 
-# How long until a sink's next tick is due, per turn; not positive if one is now. A turn without ticks has no row.
+# How long until a sink's next tick of each turn and priority is due, not positive if one is now; and up to when nothing
+# of it is pending. Of a level with a floor ($3), only from there on. A tick that nobody may take over has no next time.
 NEXT_DUE_IN = """
-SELECT level.turn, min(first.due_at) - coalesce($1::timestamptz, statement_timestamp()) AS due_in
-FROM (VALUES (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
-    AS level (turn, priority)
-CROSS JOIN LATERAL (
+WITH clock AS (SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant)
+SELECT level.turn, first.due_at - instant AS due_in, least(first.due_at, instant) AS floor
+FROM clock
+CROSS JOIN unnest(
+    ARRAY[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], ARRAY[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3], $3::timestamptz[])
+    WITH ORDINALITY AS level (turn, priority, floor, number)
+LEFT JOIN LATERAL (
     SELECT due_at
     FROM {schema}.cron_ticks AS tick
-    WHERE tick.sink = $2 AND tick.turn = level.turn AND tick.priority = level.priority AND tick.due_at < 'infinity'
+    WHERE tick.sink = $2 AND tick.turn = level.turn AND tick.priority = level.priority
+        AND tick.due_at < 'infinity' AND tick.due_at >= coalesce(level.floor, '-infinity')
     ORDER BY due_at
     LIMIT 1
-) AS first
-GROUP BY level.turn
-ORDER BY level.turn
+) AS first ON true
+ORDER BY level.number
 """
 
 # Ticks whose schedule is gone, which only a change by hand can leave behind.

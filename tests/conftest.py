@@ -1,6 +1,7 @@
 """One embedded server per PostgreSQL version, one fresh database per test."""
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -12,6 +13,7 @@ import asyncpg
 import hypothesis
 import pytest
 
+import cron_ticks.sweeps
 from cron_ticks.database import Database, open_database
 from cron_ticks.embedded import EmbeddedServer
 from cron_ticks.settings import Settings
@@ -81,6 +83,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
     if config.getoption("--no-skips") and terminalreporter.stats.get("skipped"):
         terminalreporter.write_line("FAILED: tests were skipped, and --no-skips was given", red=True)
+
+
+@pytest.fixture(autouse=True)
+def _every_look_is_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: tests move rows behind the engine's back. Processes do as the product does."""
+    monkeypatch.setattr(cron_ticks.sweeps, "QUICK_SECONDS", math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -234,7 +234,7 @@ async def test_a_long_queue_of_late_ticks_is_worked_off_a_part_at_a_time(
     engine: Engine, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a sink that nobody served for a week: the end is the same as if all were decided about at once."""
-    monkeypatch.setattr("cron_ticks.tick_repository.LATE_AT_ONCE", 7)
+    monkeypatch.setattr("cron_ticks.generation_repository.LATE_AT_ONCE", 7)
     engine = Engine(engine.repository.database, START, catch_up_max_count=3)
     schedules: dict[CatchUp, Schedule] = {
         policy: await engine.declare(every=10, jitter=None, name=policy, catch_up=policy)

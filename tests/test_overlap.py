@@ -270,7 +270,7 @@ async def test_a_removal_sees_a_tick_that_is_just_being_put_back(
         await repository.delete_schedule(schedule_id, now=START + TEN)
 
     async with asyncio.TaskGroup() as tasks, database.transaction() as firing:
-        arguments = ("ticker_me", 100, START + TEN, None, "queue", 0, timedelta(seconds=60))
+        arguments = ("ticker_me", 100, START + TEN, None, "queue", 0, timedelta(seconds=60), [None] * 4)
         await database.fetch(firing_statement(QUEUE_SINK), *arguments, connection=firing)
         tasks.create_task(delete())
         await deleting.wait()

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from cron_ticks import backfill_sql, event_sql, lease_sql, schedule_sql, tick_sql
+from cron_ticks import (
+    backfill_sql,
+    event_sql,
+    generation_sql,
+    lease_sql,
+    missing_sql,
+    schedule_sql,
+    shard_sql,
+    tick_sql,
+)
 from cron_ticks.database import Database
 from cron_ticks.tick_repository import firing_statement
 from token_queue.queue_repository import QUEUE_SINK
@@ -25,13 +34,16 @@ LATER = [NOW + timedelta(days=1)] * BATCH
 
 # Schedules far from due, but for the first BATCH; a tick for every tenth of them, the first BATCH of them due.
 FILL = (
+    """INSERT INTO cron_shards (shards, shard)
+    SELECT 64, k FROM generate_series(0, 63) AS k WHERE $1::int > 0 AND $2::timestamptz IS NOT NULL""",
     """INSERT INTO cron_schedules (id, workspace_id, name, queue_name, payload, interval_us, anchor_at, jitter_us,
         created_at, updated_at)
     SELECT 'cron_' || k, CASE WHEN k % 2 = 0 THEN 'ws_' || k % 1000 END, k, 'queue', '{}', 86400000000,
         $2::timestamptz + k * interval '1 second', 30000000, $2, $2
     FROM generate_series(1, $1::int) AS k""",
     """INSERT INTO cron_schedule_cursors (schedule_id, next_tick_needed_at)
-    SELECT id, anchor_at - interval '100 seconds' FROM cron_schedules WHERE $1 > 0 AND $2::timestamptz IS NOT NULL""",
+    SELECT id, anchor_at - interval '100 seconds' FROM cron_schedules
+    WHERE $1::int > 0 AND $2::timestamptz IS NOT NULL""",
     """INSERT INTO cron_ticks (id, schedule_id, schedule_name, queue_name, payload, scheduled_for, execute_at, due_at,
         created_at)
     SELECT 'tick_' || k, 'cron_' || k, k, 'queue', '{}', moment, moment, moment, $2
@@ -79,56 +91,66 @@ SENDING = ("queue", "exactly_once", "allow", None, None, None)
 CALENDAR = (None, None, None, None, None, None)
 MINUTE = timedelta(minutes=1)
 EDITING = ("latest", None, NOW, NOW, 0, "somebody", '{"priority": ["low", "high"]}', True)
+SLOTS = list(range(256))
+NO_CALENDARS: list[list[object]] = [[]] * 8
+NO_FLOORS = [None] * 4
 TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     # generation
-    "CURSOR_IN_WINDOW": (tick_sql.CURSOR_IN_WINDOW, (timedelta(seconds=0), 1, 0, NOW)),
-    "LOCK_CURSORS_IN_WINDOW": (
-        tick_sql.LOCK_CURSORS_IN_WINDOW,
-        (timedelta(seconds=0), BATCH, 1, 0, NOW, "10s"),
+    "BEAT": (shard_sql.BEAT, ("ticker_x", 64, MINUTE, NOW, SLOTS, [None] * 256, "a_channel", "a notice")),
+    "LOCK_CURSORS_OF_SLOTS": (
+        generation_sql.LOCK_CURSORS_OF_SLOTS,
+        (SLOTS, [None] * 256, NOW, BATCH, 1, 0, NOW, "10s"),
     ),
-    "LOCK_CURSORS_OF": (tick_sql.LOCK_CURSORS_OF, (MANY, NOW, "10s")),
-    "RULES": (tick_sql.RULES, (MANY,)),
+    "MAKE_TICKS, many": (
+        generation_sql.MAKE_TICKS,
+        (MANY, [NOW] * BATCH, [0] * BATCH, NOW, NOW + MINUTE, "tick_new_", *NO_CALENDARS, 1000),
+    ),
+    "LOCK_CURSORS_OF": (generation_sql.LOCK_CURSORS_OF, (MANY, NOW, "10s")),
+    "RULES": (generation_sql.RULES, (MANY,)),
     "CREATE_TICKS": (
-        tick_sql.CREATE_TICKS,
+        generation_sql.CREATE_TICKS,
         ([f"tick_new_{number}" for number in range(BATCH)], MANY, LATER, NOW, timedelta(0), MINUTE, [None] * BATCH),
     ),
-    "FIND_TICKS": (tick_sql.FIND_TICKS, (MANY, LATER)),
-    "UPDATE_NEXT_TICK_NEEDED": (tick_sql.UPDATE_NEXT_TICK_NEEDED, (MANY, LATER, [1] * BATCH)),
+    "FIND_TICKS": (generation_sql.FIND_TICKS, (MANY, LATER)),
+    "UPDATE_NEXT_TICK_NEEDED": (generation_sql.UPDATE_NEXT_TICK_NEEDED, (MANY, LATER, [1] * BATCH)),
     # firing
-    "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE)),
-    "FIRE_DUE_TICKS, limited": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE)),
+    "FIRE_DUE_TICKS": (firing_statement(QUEUE_SINK), ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE, NO_FLOORS)),
+    "FIRE_DUE_TICKS, limited": (
+        firing_statement(QUEUE_SINK),
+        ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE, NO_FLOORS),
+    ),
     "FIRE_DUE_TICKS, all events": (
         firing_statement(QUEUE_SINK, events="all"),
-        ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE),
+        ("ticker_x", BATCH, NOW, None, "queue", 0, MINUTE, NO_FLOORS),
     ),
     "FIRE_DUE_TICKS, limited, all events": (
         firing_statement(QUEUE_SINK, events="all"),
-        ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE),
+        ("ticker_x", BATCH, NOW, None, "queue", 2, MINUTE, NO_FLOORS),
     ),
     "FIRE_DUE_TICKS, chosen": (
         firing_statement(QUEUE_SINK, chosen=True),
-        ("ticker_x", BATCH, NOW, NOW, "queue", 0, MINUTE, TICKS),
+        ("ticker_x", BATCH, NOW, NOW, "queue", 0, MINUTE, NO_FLOORS, TICKS),
     ),
     "FIND_DUE_TICKS": (tick_sql.FIND_DUE_TICKS, ("queue", 0, NOW, BATCH, MINUTE)),
-    "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW, "queue")),
+    "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW, "queue", [None] * 12)),
     "RELEASE_WAITING": (tick_sql.RELEASE_WAITING, (MANY, NOW, "a_channel", "a notice")),
     # deciding about what is late
-    "LATE_SCHEDULES": (tick_sql.LATE_SCHEDULES, ("queue", MINUTE, BATCH, NOW)),
-    "LATE_TICKS": (tick_sql.LATE_TICKS, (MANY, NOW, BATCH)),
-    "MISS_TICKS": (tick_sql.MISS_TICKS, (TICKS, ["a test"] * BATCH, NOW)),
-    "KEEP_TICKS": (tick_sql.KEEP_TICKS, (TICKS, [None] * BATCH)),
-    "SET_ASIDE": (tick_sql.SET_ASIDE, (MANY, NOW)),
+    "LATE_SCHEDULES": (missing_sql.LATE_SCHEDULES, ("queue", MINUTE, BATCH, NOW, NO_FLOORS)),
+    "LATE_TICKS": (missing_sql.LATE_TICKS, (MANY, NOW, BATCH)),
+    "MISS_TICKS": (missing_sql.MISS_TICKS, (TICKS, ["a test"] * BATCH, NOW)),
+    "KEEP_TICKS": (missing_sql.KEEP_TICKS, (TICKS, [None] * BATCH)),
+    "SET_ASIDE": (missing_sql.SET_ASIDE, (MANY, NOW)),
     "MISS_OCCURRENCES": (
-        tick_sql.MISS_OCCURRENCES,
+        missing_sql.MISS_OCCURRENCES,
         (MANY, [1] * BATCH, [NOW - MINUTE] * BATCH, [NOW] * BATCH, [2] * BATCH, ["a test"] * BATCH, NOW),
     ),
     "DELETE_ORPHANED_TICKS_OF": (tick_sql.DELETE_ORPHANED_TICKS_OF, (MANY,)),
     # leasing
     "LEASE_DUE_TICKS": (
         lease_sql.LEASE_DUE_TICKS,
-        ("ticker_x", BATCH, NOW, timedelta(seconds=10), "queue", *LIMITS, 2, MINUTE),
+        ("ticker_x", BATCH, NOW, timedelta(seconds=10), "queue", *LIMITS, 2, MINUTE, [None] * 12),
     ),
     "RENEW_LEASES": (lease_sql.RENEW_LEASES, ("ticker_x", TICKS, NOW, timedelta(seconds=10), False)),
     "RELEASE_LEASES": (lease_sql.RELEASE_LEASES, ("ticker_x", TICKS, NOW)),
@@ -193,7 +215,9 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
 }
 OF_A_WORKSPACE = {"FORGET_NOTED_PAYLOADS", "IN_OTHER_ZONE"}
 OF_A_BATCH = {
-    "LOCK_CURSORS_IN_WINDOW",
+    "BEAT",
+    "LOCK_CURSORS_OF_SLOTS",
+    "MAKE_TICKS, many",
     "LOCK_CURSORS_OF",
     "LATE_SCHEDULES",
     "LATE_TICKS",

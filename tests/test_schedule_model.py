@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -39,11 +39,12 @@ from cron_ticks.errors import InvalidInputError
 from cron_ticks.firing import CATCHING_UP, DUE_NOW, RETRY
 from cron_ticks.ids import new_tick_id
 from cron_ticks.occurrences import CatchUp
-from cron_ticks.repository import CronRepository
 from cron_ticks.rows import FiredTick, Planned
+from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import ScheduleDefinition, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
+from support.moved_clock import ClockedRepository
 from token_queue.doubled import find_doubled
 from token_queue.queue_repository import QUEUE_SINK
 
@@ -59,6 +60,7 @@ SETTINGS = Settings.load(
     lookahead_seconds=LOOKAHEAD.total_seconds(),
     missed_after_seconds=MISSED_AFTER.total_seconds(),
     manager_interval_seconds=5,
+    manager_batch_size=3,  # small, so that a pass takes several
     jitter_cap_seconds=15,
 )
 TABLES = (
@@ -343,13 +345,25 @@ def levels_rise(batches: list[list[int]]) -> bool:
 # What did happen
 
 
+class CountingManager(ScheduleManager):
+    """Keeps how many occurrences of each schedule it has missed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.missed: Counter[str] = Counter()
+
+    def _note(self, plans: Sequence[Planned], ticks: int) -> None:
+        super()._note(plans, ticks)
+        self.missed.update({made.needing.schedule_id: made.plan.missed for made in plans})
+
+
 @dataclass(frozen=True)
 class World:
     """The real thing."""
 
     runner: asyncio.Runner
     database: Database
-    repository: CronRepository
+    repository: ClockedRepository
     connection: "asyncpg.Connection[asyncpg.Record]"
     monkeypatch: pytest.MonkeyPatch
 
@@ -372,18 +386,10 @@ class World:
 
     async def make(self, now: datetime) -> Counter[str]:
         """A manager's pass at that time; how many occurrences it missed."""
-        missed: Counter[str] = Counter()
-        for _ in range(MOST_PASSES):
-            if not (await self.repository.what_is_needed(now=now)).ticks:
-                return missed
-            async with self.database.transaction() as connection:
-                taken = await self.repository.find_schedules_needing_ticks(limit=BATCH, connection=connection, now=now)
-                plans = [Planned(needing, self.repository.plan(needing)) for needing in taken]
-                await self.repository.create_ticks(plans, connection=connection)
-                await self.repository.update_next_tick_needed(plans, connection=connection)
-            assert taken
-            missed.update({made.needing.schedule_id: made.plan.missed for made in plans})
-        raise AssertionError("a manager comes to no end")
+        self.repository.instant = now
+        manager = CountingManager(self.database, self.repository, SETTINGS)
+        await asyncio.wait_for(manager.run_once(), 30)
+        return manager.missed
 
     async def catch_up(self, now: datetime) -> None:
         """What a ticker has done before it fires, if ticks are late."""
@@ -954,7 +960,7 @@ def world(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         opening = opened(dsn)
         database, connection = runner.run(opening.__aenter__())
         try:
-            yield World(runner, database, CronRepository(database, SETTINGS), connection, monkeypatch)
+            yield World(runner, database, ClockedRepository(database, SETTINGS, START), connection, monkeypatch)
         finally:
             runner.run(opening.__aexit__(None, None, None))
 

@@ -15,7 +15,7 @@ def test_defaults_are_those_of_the_design() -> None:
     settings = Settings.load()
     assert settings.lookahead_seconds == 60
     assert settings.manager_interval_seconds == 10
-    assert settings.manager_batch_size == 100
+    assert settings.manager_batch_size == 1000
     assert settings.ticker_interval_ms == 100
     assert settings.lease_seconds == 10
     assert settings.lease_renewal_seconds == 5

@@ -12,6 +12,7 @@ from cron_ticks.database import Database
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
+from cron_ticks.tick_floors import TickFloors
 from support.rig import handling, rig
 from token_queue import Message, QueueManager
 
@@ -27,8 +28,10 @@ async def test_a_notice_that_comes_while_it_asks_is_not_forgotten(
     async with rig(database, handling(handle), hears=True) as worker:
         ask = CronRepository.next_due_in
 
-        async def ask_while_ticks_are_made(repository: CronRepository, sink: str) -> dict[int, timedelta]:
-            due_in = await ask(repository, sink)
+        async def ask_while_ticks_are_made(
+            repository: CronRepository, sink: str, *, floors: TickFloors
+        ) -> dict[int, timedelta]:
+            due_in = await ask(repository, sink, floors=floors)
             worker.firer.reconsider()
             return due_in
 

@@ -119,7 +119,7 @@ async def test_a_long_window_is_made_piece_by_piece(
     database: Database, settings: Settings, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No transaction makes more than so many ticks of one schedule, and yet none is left out."""
-    monkeypatch.setattr("cron_ticks.tick_repository.MOST_TICKS_AT_ONCE", 7)
+    monkeypatch.setattr("cron_ticks.generation_repository.MOST_TICKS_AT_ONCE", 7)
     repository = CronRepository(database, settings)
     [schedule_id] = await declare(repository, 1, every=1)
     assert await count(connection, "cron_ticks") == 7
@@ -568,8 +568,8 @@ async def test_orphaned_ticks_are_cleaned_up_in_batches(repository: CronReposito
 
 
 LOCKING: dict[str, tuple[str, tuple[object, ...]]] = {
-    "firing": (firing_statement(SINK), (None, "queue", 0, 60 * SECOND)),
-    "leasing": (LEASE_DUE_TICKS, (10 * SECOND, "queue", 3, timedelta(days=1), 2, 60 * SECOND)),
+    "firing": (firing_statement(SINK), (None, "queue", 0, 60 * SECOND, [None] * 4)),
+    "leasing": (LEASE_DUE_TICKS, (10 * SECOND, "queue", 3, timedelta(days=1), 2, 60 * SECOND, [None] * 12)),
 }
 
 

@@ -151,6 +151,10 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION public.cron_slot(schedule_id text) RETURNS smallint
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN ((((('x'::text || "left"(md5(schedule_id), 8)))::bit(32))::bigint % (256)::bigint))::smallint;
+
 CREATE TABLE public.cron_audits (
     started_at timestamp with time zone NOT NULL,
     since timestamp with time zone NOT NULL,
@@ -187,6 +191,13 @@ CREATE TABLE public.cron_backfills (
     CONSTRAINT cron_backfills_per_minute_check CHECK ((per_minute > 0))
 );
 
+CREATE TABLE public.cron_managers (
+    shards integer NOT NULL,
+    id text NOT NULL COLLATE pg_catalog."C",
+    leased_until timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50');
+
 CREATE TABLE public.cron_retention (
     kind text NOT NULL,
     kept_since timestamp with time zone NOT NULL,
@@ -218,8 +229,10 @@ CREATE TABLE public.cron_schedule_cursors (
     schedule_id text NOT NULL COLLATE pg_catalog."C",
     next_tick_needed_at timestamp with time zone,
     planned bigint DEFAULT 0 NOT NULL,
-    broken boolean DEFAULT false NOT NULL
-);
+    broken boolean DEFAULT false NOT NULL,
+    slot smallint GENERATED ALWAYS AS (public.cron_slot(schedule_id)) STORED NOT NULL
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_limit='2000', autovacuum_analyze_scale_factor='0.2', autovacuum_analyze_threshold='5000');
 
 CREATE TABLE public.cron_schedule_versions (
     schedule_id text NOT NULL COLLATE pg_catalog."C",
@@ -310,6 +323,13 @@ CREATE TABLE public.cron_schedules (
     CONSTRAINT cron_schedules_times_check CHECK (((anchor_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (anchor_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (starts_at < '2500-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (ends_at < '2500-01-01 00:00:00+00'::timestamp with time zone)))
 );
 
+CREATE TABLE public.cron_shards (
+    shards integer NOT NULL,
+    shard integer NOT NULL,
+    leased_by text COLLATE pg_catalog."C"
+)
+WITH (fillfactor='50');
+
 CREATE TABLE public.cron_sinks (
     name text NOT NULL COLLATE pg_catalog."C",
     kind text NOT NULL,
@@ -347,7 +367,8 @@ CREATE TABLE public.cron_ticks (
     CONSTRAINT cron_ticks_origin_check CHECK ((origin = ANY (ARRAY['schedule'::text, 'trigger'::text, 'backfill'::text, 'recovery'::text]))),
     CONSTRAINT cron_ticks_priority_check CHECK (((priority >= 0) AND (priority <= 3))),
     CONSTRAINT cron_ticks_turn_check CHECK (((turn >= 0) AND (turn <= 2)))
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_limit='2000', autovacuum_analyze_scale_factor='0.2', autovacuum_analyze_threshold='5000');
 
 CREATE TABLE public.cron_ticks_migrations (
     number integer NOT NULL,
@@ -519,6 +540,9 @@ ALTER TABLE ONLY public.cron_audits
 ALTER TABLE ONLY public.cron_backfills
     ADD CONSTRAINT cron_backfills_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.cron_managers
+    ADD CONSTRAINT cron_managers_pkey PRIMARY KEY (shards, id);
+
 ALTER TABLE ONLY public.cron_retention
     ADD CONSTRAINT cron_retention_pkey PRIMARY KEY (kind);
 
@@ -536,6 +560,9 @@ ALTER TABLE ONLY public.cron_schedules
 
 ALTER TABLE ONLY public.cron_schedules
     ADD CONSTRAINT cron_schedules_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.cron_shards
+    ADD CONSTRAINT cron_shards_pkey PRIMARY KEY (shards, shard);
 
 ALTER TABLE ONLY public.cron_sinks
     ADD CONSTRAINT cron_sinks_pkey PRIMARY KEY (name);
@@ -573,7 +600,7 @@ CREATE INDEX cron_runs_stretch_idx ON ONLY public.cron_runs USING btree (schedul
 
 CREATE INDEX cron_runs_time_idx ON ONLY public.cron_runs USING brin (scheduled_for) WITH (autosummarize='on');
 
-CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (next_tick_needed_at) WHERE (NOT broken);
+CREATE INDEX cron_schedule_cursors_next_idx ON public.cron_schedule_cursors USING btree (slot, next_tick_needed_at) WHERE ((NOT broken) AND (next_tick_needed_at IS NOT NULL));
 
 CREATE INDEX cron_schedule_versions_name_idx ON public.cron_schedule_versions USING btree (name);
 

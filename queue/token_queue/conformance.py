@@ -200,7 +200,7 @@ async def _rolled_back(bench: Bench) -> None:
     """What was rolled back has not arrived, and arrives later."""
     sink, database = _same_database(bench), bench.cron.database
     ticks = await bench.make()
-    arguments = (new_ticker_id(), len(ticks), None, None, sink.name, DUE_NOW, LATER)
+    arguments = (new_ticker_id(), len(ticks), None, None, sink.name, DUE_NOW, LATER, [None] * 4)
     with suppress(_RollBack):
         async with database.transaction() as connection:
             await database.fetch(firing_statement(sink), *arguments, connection=connection)

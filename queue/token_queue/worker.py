@@ -17,7 +17,7 @@ from cron_ticks.embedded import EmbeddedKeeper, EmbeddedServer
 from cron_ticks.firing import CatchUpWith, TickFirer
 from cron_ticks.ids import new_ticker_id
 from cron_ticks.ledger import LedgerKeeper
-from cron_ticks.listener import TICKS_NOTICE, Listener
+from cron_ticks.listener import SHARDS_NOTICE, TICKS_NOTICE, Listener
 from cron_ticks.loops import Pause, ServiceGroup, ServiceHealth, watch_stop_signals
 from cron_ticks.metrics import Metrics, served
 from cron_ticks.publishing import Publisher
@@ -72,6 +72,7 @@ class Worker:
         self._database = database
         self._cron = CronRepository(database, settings, worker=self.ticker_id)
         self._metrics = Metrics()
+        self._manager = ScheduleManager(database, self._cron, settings, self._metrics, manager_id=self.ticker_id)
         self._queue = QueueRepository(database, self.ticker_id, events=settings.events)
         self._handlers = handlers
         self._sinks = sinks
@@ -131,15 +132,9 @@ class Worker:
                 pause=ticker_pause,
                 hears=hears,
             )
-            manager = ScheduleManager(self._database, self._cron, settings, self._metrics)
-            senders = self._start_senders(work, tasks, sinks, ticker, hears=hears, catch_up=manager.catch_up)
-
-            def notice(text: str) -> None:
-                if text != TICKS_NOTICE:
-                    ticker.notice(text)
-                    return
-                for sender in senders:
-                    sender.reconsider()
+            senders = self._start_senders(work, tasks, sinks, ticker, hears=hears, catch_up=self._manager.catch_up)
+            manager_pause = Pause()
+            notice = self._hearing(senders, manager_pause, ticker)
 
             def look_again() -> None:
                 notice(TICKS_NOTICE)
@@ -148,7 +143,7 @@ class Worker:
             listener = Listener(self._database, self.ticker_id, on_notice=notice, on_change=look_again)
             support.start(TokenRenewal(self._hand, lanes, self._queue, settings))
             support.start(listener)
-            work.start(manager)
+            work.start(self._manager, manager_pause)
             work.start(ticker, ticker_pause)
             work.start(CleanupWorker(self._cron, settings, self._metrics))
             work.start(LedgerKeeper(self._cron, RetentionRepository(self._database), settings))
@@ -165,6 +160,22 @@ class Worker:
             self._hand.stop()
             writer.wake()
             self._working.deadline = anyio.current_time() + settings.stop_grace_seconds
+
+    def _hearing(
+        self, senders: Sequence[TickFirer | Publisher], manager_pause: Pause, ticker: MessageTicker
+    ) -> Callable[[str], None]:
+        """Whom a notice concerns."""
+
+        def notice(text: str) -> None:
+            if text == TICKS_NOTICE:
+                for sender in senders:
+                    sender.reconsider()
+            elif not text.startswith(SHARDS_NOTICE):
+                ticker.notice(text)
+            elif not text.endswith(self.ticker_id):
+                manager_pause.wake()
+
+        return notice
 
     def _start_senders(
         self,
@@ -216,3 +227,4 @@ class Worker:
         with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True), suppress(*PASSING_ERRORS, asyncpg.PostgresError):
             await writer.flush()
             await self._queue.retire()
+            await self._manager.retire()

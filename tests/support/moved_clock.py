@@ -1,17 +1,20 @@
 """The engine under a clock of the test's own: its passes happen when the test says."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+
+import asyncpg
 
 from cron_ticks.database import Connection, Database
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import FiredTick, Needed, NeedingTicks
+from cron_ticks.rows import Beat, FiredTick, NeedingTicks
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import Schedule, ScheduleChanges, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
+from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
 from token_queue.queue_repository import QUEUE_SINK
 
 
@@ -22,8 +25,26 @@ class ClockedRepository(CronRepository):
         super().__init__(database, settings)
         self.instant = instant
 
-    async def what_is_needed(self, *, now: datetime | None = None) -> Needed:
-        return await super().what_is_needed(now=now or self.instant)
+    async def beat(
+        self,
+        manager_id: str = "",
+        *,
+        shards: int = 0,
+        floors: Mapping[int, datetime] | None = None,
+        now: datetime | None = None,
+    ) -> Beat:
+        return await super().beat(manager_id, shards=shards, floors=floors, now=now or self.instant)
+
+    async def lock_cursors(
+        self,
+        floors: Mapping[int, datetime | None],
+        until: datetime,
+        *,
+        limit: int,
+        connection: Connection,
+        now: datetime | None = None,
+    ) -> list[asyncpg.Record]:
+        return await super().lock_cursors(floors, until, limit=limit, connection=connection, now=now or self.instant)
 
     async def find_schedules_needing_ticks(
         self,
@@ -37,8 +58,15 @@ class ClockedRepository(CronRepository):
             limit=limit, connection=connection, ids=ids, now=now or self.instant
         )
 
-    async def late_schedules(self, sink: str, *, limit: int, now: datetime | None = None) -> list[str]:
-        return await super().late_schedules(sink, limit=limit, now=now or self.instant)
+    async def late_schedules(
+        self,
+        sink: str,
+        *,
+        limit: int,
+        floors: Sequence[datetime | None] = NO_FLOORS[:PRIORITIES],
+        now: datetime | None = None,
+    ) -> list[str]:
+        return await super().late_schedules(sink, limit=limit, floors=floors, now=now or self.instant)
 
     async def mark_broken(self, needing: NeedingTicks, error: str, *, now: datetime | None = None) -> bool:
         return await super().mark_broken(needing, error, now=now or self.instant)

@@ -51,7 +51,7 @@ async def fire_bare(dsn: str, batch: int, statements: int) -> None:
         text = in_schema(firing_statement(QUEUE_SINK), SCHEMA)
         statement = await connection.prepare(text)
         await connection.execute("SELECT")  # ends the transaction that a prepare leaves open, with its locks
-        arguments = [(new_ticker_id(), batch, None, None, QUEUE_SINK.name, DUE_NOW, MISSED_AFTER)]
+        arguments = [(new_ticker_id(), batch, None, None, QUEUE_SINK.name, DUE_NOW, MISSED_AFTER, [None] * 4)]
         told = asyncio.Event()
 
         def note(*notice: object) -> None:
