@@ -133,7 +133,7 @@ def summary(values: Sequence[float], digits: int) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    return f"{statistics.median(values):,.{digits}f}\n({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+    return f"{statistics.median(values):,.{digits}f}\n{min(values):,.{digits}f} to {max(values):,.{digits}f}"
 
 
 def _fired(found: Sequence[Burst]) -> str:

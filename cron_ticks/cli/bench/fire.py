@@ -250,7 +250,7 @@ class FireFigures:
     def _bursts_table(self) -> Table:
         table = self.bursts.table()
         table.caption = (
-            f"a second: schedules by the lateness of the last. Median of {self.rounds} rounds (lowest to highest); "
+            f"a second: schedules by the lateness of the last. Median of {self.rounds} rounds, below it the range; "
             "ratio: ours with as many processes to theirs, per round"
         )
         return table
