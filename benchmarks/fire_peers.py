@@ -29,7 +29,7 @@ from cron_ticks.cli.bench.fire import FireFigures, Load, Turn, burst_measure, ru
 from cron_ticks.cli.bench.machine import fresh_database
 from cron_ticks.cli.bench.plot import Plot
 from cron_ticks.cli.bench.progress import Steps, shown_steps
-from cron_ticks.cli.common import Json, reported_errors, run
+from cron_ticks.cli.common import Json, load_settings, reported_errors, run
 
 SIZES = (1000, 10_000)
 
@@ -127,6 +127,7 @@ def main(
 ) -> None:
     """Measure, and print a table or JSON."""
     with reported_errors(), shown_steps() as steps:
+        load_settings(dsn)  # sets the logs up
         check_plot_file(plot)
         steps("installing the peers")
         python = install_peers("fire_peers", "firing_requirements.txt")

@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from cron_ticks.cli.bench.bursts import Burst
+from cron_ticks.cli.bench.bursts import Burst, burst_of
 from cron_ticks.cli.bench.machine import LONGEST_LINE
 from cron_ticks.errors import CronTicksError
 
@@ -27,18 +27,6 @@ ATTEMPTS = 3
 QUIET = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 
-# The first firing of each schedule counts; any other is one too many.
-SUMMARY = """
-WITH first AS (
-    SELECT schedule, count(*) AS firings, extract(epoch FROM min(fired_at) - $1::timestamptz)::float * 1000 AS late
-    FROM ({fired}) AS firing
-    GROUP BY schedule
-)
-SELECT count(*) AS fired, coalesce(sum(firings), 0)::bigint - count(*) AS doubled,
-    coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY late), 0) AS p50_ms,
-    coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY late), 0) AS p99_ms, coalesce(max(late), 0) AS max_ms
-FROM first
-"""
 FIRED = "SELECT count(DISTINCT schedule) FROM ({fired}) AS firing"
 
 
@@ -99,8 +87,7 @@ class PeerCourse:
             async with self.running(schedules, due):
                 if await self._now() < due - QUIET:
                     await self._watch(schedules, due)
-                    row = await self.connection.fetchrow(SUMMARY.replace("{fired}", self.peer.fired), due)
-                    return Burst(schedules, **dict(row or {}))
+                    return await burst_of(self.connection, self.peer.fired, schedules, due)
         raise CronTicksError(f"{self.peer.name} was never ready in time for {schedules} schedules")
 
     async def _due(self, lead: timedelta) -> datetime:
