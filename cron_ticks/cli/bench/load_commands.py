@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.bench import steady
+from cron_ticks.cli.bench import generate, steady
 from cron_ticks.cli.bench.loads import parse_sizes, server_settings
 from cron_ticks.cli.bench.plot import Plot, svg
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
@@ -40,10 +40,17 @@ Minutes = Annotated[float, typer.Option(help="How long it is measured.", min=0.0
 Consume = Annotated[bool, typer.Option("--consume", help="One more worker, which consumes the messages.")]
 Find = Annotated[bool, typer.Option("--find", help="Stop at the first load that isn't held, and look for the highest.")]
 
+Due = Annotated[int, typer.Option(help="Schedules due at each pass.", min=1, max=1_000_000)]
+Ticks = Annotated[
+    int, typer.Option(help="Schedules that all need a tick, for the rate; 0: leave it out.", min=0, max=1_000_000)
+]
+CronShare = Annotated[float, typer.Option(help="Share of those due that have cron expressions.", min=0, max=1)]
+
 
 def register(bench_app: typer.Typer) -> None:
     """Make them commands of the application."""
     bench_app.command("steady")(bench_steady)
+    bench_app.command("generate")(bench_generate)
 
 
 def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
@@ -64,6 +71,26 @@ def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
         sizes = parse_sizes("--schedules", schedules, least=60, most=MOST)
         loads = [steady.SteadyLoad(size, minutes * 60, processes, consume, jitter) for size in sizes]
         return await steady.run_steady(server_dsn, loads=loads, rounds=rounds, find=find, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+def bench_generate(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Sizes = "10000,100000,1000000",
+    due: Due = 5000,
+    ticks: Ticks = 100_000,
+    cron_share: CronShare = 0.5,
+    rounds: Rounds = 5,
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """Making ticks: how many a second, and how long a pass takes with the same number due among ever more schedules."""
+
+    async def measure(server_dsn: str, **options: Any) -> generate.GenerateFigures:
+        sizes = parse_sizes("--schedules", schedules, least=due, most=MOST)
+        load = generate.GenerateLoad(sizes, due, ticks, cron_share)
+        return await generate.run_generate(server_dsn, load=load, rounds=rounds, **options)
 
     _show(measure, dsn, plot, as_json=as_json)
 
