@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.bench import generate, steady
+from cron_ticks.cli.bench import failover, generate, idle, steady
 from cron_ticks.cli.bench.loads import parse_sizes, server_settings
 from cron_ticks.cli.bench.plot import Plot, svg
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
+from cron_ticks.errors import InvalidInputError
 from cron_ticks.schedules import DEFAULT_JITTER_RATIO
 from cron_ticks.settings import Settings
 
@@ -44,6 +45,14 @@ Due = Annotated[int, typer.Option(help="Schedules due at each pass.", min=1, max
 Ticks = Annotated[
     int, typer.Option(help="Schedules that all need a tick, for the rate; 0: leave it out.", min=0, max=1_000_000)
 ]
+IdleSeconds = Annotated[float, typer.Option(help="How long a worker is watched.", min=1, max=3600)]
+Failing = Annotated[int, typer.Option("--schedules", help="Schedules of one to five seconds.", min=5, max=100_000)]
+SeveralProcesses = Annotated[
+    int, typer.Option("--processes", help="Worker processes, of which one dies.", min=2, max=64)
+]
+Before = Annotated[float, typer.Option(help="Seconds that are measured before the kill.", min=1, max=3600)]
+Afterwards = Annotated[float, typer.Option("--after", help="Seconds after the kill.", min=1, max=3600)]
+OnlySink = Annotated[str, typer.Option("--only", help="Only sinks whose name begins so.", show_default=False)]
 CronShare = Annotated[float, typer.Option(help="Share of those due that have cron expressions.", min=0, max=1)]
 
 
@@ -51,6 +60,8 @@ def register(bench_app: typer.Typer) -> None:
     """Make them commands of the application."""
     bench_app.command("steady")(bench_steady)
     bench_app.command("generate")(bench_generate)
+    bench_app.command("idle")(bench_idle)
+    bench_app.command("failover")(bench_failover)
 
 
 def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
@@ -91,6 +102,48 @@ def bench_generate(  # noqa: PLR0917 - typer's way of declaring options
         sizes = parse_sizes("--schedules", schedules, least=due, most=MOST)
         load = generate.GenerateLoad(sizes, due, ticks, cron_share)
         return await generate.run_generate(server_dsn, load=load, rounds=rounds, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+def bench_idle(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Sizes = "1000,1000000",
+    seconds: IdleSeconds = 60,
+    rounds: Rounds = 5,
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """A worker with nothing to do: statements, CPU and memory among few and among very many schedules."""
+
+    async def measure(server_dsn: str, **options: Any) -> idle.IdleFigures:
+        sizes = parse_sizes("--schedules", schedules, least=1, most=MOST)
+        return await idle.run_idle(server_dsn, sizes=sizes, seconds=seconds, rounds=rounds, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+def bench_failover(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Failing = 2000,
+    processes: SeveralProcesses = 2,
+    before: Before = 10,
+    afterwards: Afterwards = 20,
+    jitter: Jitter = DEFAULT_JITTER_RATIO,
+    rounds: Rounds = 5,
+    only: OnlySink = "",
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """One of several workers is killed under a load: how late ticks are then, and that none is lost or doubled."""
+
+    async def measure(server_dsn: str, **options: Any) -> failover.FailoverFigures:
+        variants = [variant for variant in failover.VARIANTS if variant.name.startswith(only)]
+        if not variants:
+            names = ", ".join(variant.name for variant in failover.VARIANTS)
+            raise InvalidInputError("--only", f"no sink begins with {only!r}; there are: {names}")
+        load = failover.FailoverLoad(schedules, processes, before, afterwards, jitter)
+        return await failover.run_failover(server_dsn, load=load, variants=variants, rounds=rounds, **options)
 
     _show(measure, dsn, plot, as_json=as_json)
 

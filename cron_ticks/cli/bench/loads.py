@@ -5,17 +5,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 
+from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.cli.bench.load_tables import LoadTables, open_load_tables
 from cron_ticks.cli.bench.machine import fresh_database
 from cron_ticks.cli.bench.usage import memory_of_machine
 from cron_ticks.database import open_database
-from cron_ticks.errors import InvalidInputError
+from cron_ticks.errors import CronTicksError, InvalidInputError
 from cron_ticks.migrator import migrate
 from cron_ticks.settings import Settings
+from token_queue.doubled import find_doubled
 
 Progress = Callable[[str], None]
 Item = TypeVar("Item")
@@ -57,6 +60,15 @@ async def open_course(dsn: str, label: str) -> AsyncIterator[Course]:
             await migrate(database)
         async with open_load_tables(own) as tables:
             yield Course(own, tables)
+
+
+async def check_audit(course: Course, outcomes: dict[str, int], since: datetime, until: datetime) -> None:
+    """An error unless the product's own audit says the same, and finds nothing."""
+    settings = Settings.load(dsn=course.dsn)
+    async with open_database(settings, dsn=course.dsn) as database:
+        audit = await AuditRepository(database, settings, partial(find_doubled, database)).audit(since, until)
+    if not audit.ok or (audit.total.expected, audit.total.enqueued) != (outcomes["expected"], outcomes["enqueued"]):
+        raise CronTicksError(f"the audit says {audit.total}, but the tables say {outcomes}")
 
 
 def parse_sizes(option: str, text: str, *, least: int, most: int) -> list[int]:

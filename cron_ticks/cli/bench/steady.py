@@ -7,14 +7,12 @@ database: what should have happened is computed from the schedules and compared 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 import anyio
 from rich import box
 from rich.table import Table
 
-from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.cli.bench.load_apps import CONSUMING, FIRING
 from cron_ticks.cli.bench.load_tables import LoadTables, Made
 from cron_ticks.cli.bench.loads import (
@@ -23,6 +21,7 @@ from cron_ticks.cli.bench.loads import (
     Course,
     Progress,
     after,
+    check_audit,
     described,
     lead_seconds,
     open_course,
@@ -33,10 +32,7 @@ from cron_ticks.cli.bench.loads import (
 from cron_ticks.cli.bench.machine import describe_machine
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
-from cron_ticks.database import open_database
 from cron_ticks.errors import CronTicksError
-from cron_ticks.settings import Settings
-from token_queue.doubled import find_doubled
 
 MINUTE = timedelta(minutes=1)
 WARM_UP_SECONDS = 2.0
@@ -180,14 +176,8 @@ async def _check(course: Course, load: SteadyLoad, outcomes: dict[str, int], sin
     """What the product promises holds under any load; an error if it doesn't."""
     if outcomes["unexplained"] or outcomes["duplicates"] or outcomes["messages"] != outcomes["enqueued"]:
         raise CronTicksError(f"not each occurrence has one message or a reason: {outcomes}")
-    if load.schedules > AUDITED_MOST:
-        return
-    settings = Settings.load(dsn=course.dsn)
-    async with open_database(settings, dsn=course.dsn) as database:
-        audits = AuditRepository(database, settings, partial(find_doubled, database))
-        audit = await audits.audit(since, until)
-    if not audit.ok or (audit.total.expected, audit.total.enqueued) != (outcomes["expected"], outcomes["enqueued"]):
-        raise CronTicksError(f"the audit says {audit.total}, but the tables say {outcomes}")
+    if load.schedules <= AUDITED_MOST:
+        await check_audit(course, outcomes, since, until)
 
 
 def _used(first: Reading, last: Reading, seconds: float) -> dict[str, float]:

@@ -25,7 +25,7 @@ def usage_of(pid: int) -> Usage | None:
         pages = int((PROCESSES / str(pid) / "statm").read_text().split()[1])
     except (OSError, IndexError):
         return None
-    return Usage(_seconds(fields[OWN_TIME]), pages * os.sysconf("SC_PAGE_SIZE"))
+    return Usage(_own_seconds(pid, fields), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def server_of(backend: int) -> int | None:
@@ -40,8 +40,12 @@ def server_cpu_seconds(server: int) -> float | None:
     main = _stat(server)
     if main is None:
         return None
-    children = [fields for pid in _pids() if (fields := _stat(pid)) is not None and int(fields[PARENT]) == server]
-    return _seconds(main[OWN_TIME]) + _seconds(main[CHILDREN_TIME]) + sum(_seconds(each[OWN_TIME]) for each in children)
+    living = sum(
+        _own_seconds(pid, fields)
+        for pid in _pids()
+        if (fields := _stat(pid)) is not None and int(fields[PARENT]) == server
+    )
+    return _own_seconds(server, main) + _seconds(main[CHILDREN_TIME]) + living
 
 
 def memory_of_machine() -> int | None:
@@ -68,6 +72,15 @@ def _name(pid: int) -> str | None:
         return (PROCESSES / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
         return None
+
+
+def _own_seconds(pid: int, fields: list[str]) -> float:
+    """In nanoseconds thread by thread, where the kernel says that: `stat` has hundredths, and threads that have ended."""
+    try:
+        threads = [(task / "schedstat").read_text().split()[0] for task in (PROCESSES / str(pid) / "task").iterdir()]
+    except OSError:
+        threads = []
+    return max(_seconds(fields[OWN_TIME]), sum(map(int, threads)) / 1e9)
 
 
 def _seconds(ticks: list[str]) -> float:
