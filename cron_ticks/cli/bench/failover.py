@@ -25,6 +25,7 @@ from cron_ticks.cli.bench.loads import (
     check_audit,
     described,
     in_turn,
+    labelled,
     lead_seconds,
     open_course,
     sleep_until,
@@ -112,35 +113,31 @@ class Times:
     death: datetime
 
 
-async def measure(
-    dsn: str, variant: Variant, load: FailoverLoad, victim: int, progress: Progress, label: str
-) -> dict[str, Any]:
+async def measure(dsn: str, variant: Variant, load: FailoverLoad, victim: int, say: Progress) -> dict[str, Any]:
     """One kill in a fresh database: what came out."""
     async with open_course(dsn, f"failover{variant.name}") as course:
         tables = course.tables
         if variant.is_outside:
             await tables.connection.execute(MAKE_DELIVERIES)
-        progress(f"{label}: making schedules")
+        say("making schedules")
         start = after(await tables.now(), lead_seconds(load.schedules, load.per_second) + load.jitter_seconds)
         made = Made(load.schedules, EVERY, start, None, load.jitter, variant.sink, variant.delivery)
         await tables.make_schedules(made)
         async with pods([variant.app] * load.processes, course.dsn) as running:
-            times = await _kill_one(tables, running[victim], start, load, progress, label)
-            progress(f"{label}: the last ticks")
+            times = await _kill_one(tables, running[victim], start, load, say)
+            say("the last ticks")
             await _drain(tables, after(times.until, load.jitter_seconds))
         return await _read(course, variant, times)
 
 
-async def _kill_one(
-    tables: LoadTables, victim: Pod, start: datetime, load: FailoverLoad, progress: Progress, label: str
-) -> Times:
+async def _kill_one(tables: LoadTables, victim: Pod, start: datetime, load: FailoverLoad, say: Progress) -> Times:
     since = after(start, load.jitter_seconds + WARM_UP_SECONDS)
-    await sleep_until(tables, since, progress, f"{label}: warming up")
-    await sleep_until(tables, after(since, load.before), progress, f"{label}: before the kill")
+    await sleep_until(tables, since, say, "warming up")
+    await sleep_until(tables, after(since, load.before), say, "before the kill")
     death = await tables.now()
     victim.kill()
     until = after(death, load.afterwards)
-    await sleep_until(tables, until, progress, f"{label}: after the kill")
+    await sleep_until(tables, until, say, "after the kill")
     return Times(since, until, death)
 
 
@@ -259,6 +256,7 @@ async def run_failover(
     for number in range(rounds):
         for variant in in_turn(variants, number):
             label = f"round {number + 1} of {rounds}: {variant.name}"
-            results = await measure(dsn, variant, load, number % load.processes, progress, label)
+            say = labelled(progress, label)
+            results = await measure(dsn, variant, load, number % load.processes, say)
             found[variant.name].append(results)
     return FailoverFigures(found, load, server, await describe_machine(dsn))

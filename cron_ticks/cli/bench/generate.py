@@ -25,6 +25,7 @@ from cron_ticks.cli.bench.loads import (
     after,
     described,
     in_turn,
+    labelled,
     open_course,
     sleep_until,
     spread,
@@ -85,17 +86,17 @@ async def _course(dsn: str, label: str) -> AsyncIterator[Course]:
             yield Course(course.dsn, course.tables, manager, settings)
 
 
-async def rate(course: Course, make: Make, ticks: int, progress: Progress, label: str) -> float:
+async def rate(course: Course, make: Make, ticks: int, say: Progress) -> float:
     """Ticks made a second, when all schedules need one."""
     tables = course.tables
-    progress(f"{label}: making schedules")
+    say("making schedules")
     await tables.connection.execute(CLEAR)
     await course.manager.run_once()  # whatever it does at first, it has done
     start = after(await tables.now(), 2 + ticks / SET_UP_PER_SECOND)
     await tables.make_schedules(Made(ticks, [HOUR], start, spread=RATE_SPREAD))
     inside = after(start + RATE_SPREAD, -WINDOW_SECONDS)
-    await sleep_until(tables, inside, progress, f"{label}: until all are in the window")
-    progress(f"{label}: making ticks")
+    await sleep_until(tables, inside, say, "until all are in the window")
+    say("making ticks")
     seconds = await make()
     await _check(tables, ticks)
     return ticks / seconds
@@ -190,7 +191,7 @@ async def run_generate(
             for number in range(rounds):
                 for name, make in in_turn(makers, number):
                     label = f"round {number + 1} of {rounds}: rate, {name}"
-                    rates[name].append(await rate(course, make, load.ticks, progress, label))
+                    rates[name].append(await rate(course, make, load.ticks, labelled(progress, label)))
     passes, expressions = await _run_passes(dsn, load, rounds, progress)
     return GenerateFigures(rates, passes, expressions, load, server, await describe_machine(dsn))
 

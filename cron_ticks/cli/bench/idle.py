@@ -25,6 +25,7 @@ from cron_ticks.cli.bench.loads import (
     after,
     described,
     in_turn,
+    labelled,
     open_course,
     sleep_until,
     spread,
@@ -71,15 +72,15 @@ class Gauge:
         return cls(anyio.current_time(), pod.statements.copy(), cpu, await tables.server_cpu_seconds(), memory)
 
 
-async def measure(course: Course, seconds: float, rest: float, progress: Progress, label: str) -> dict[str, Any]:
+async def measure(course: Course, seconds: float, rest: float, say: Progress) -> dict[str, Any]:
     """A worker at rest for a while."""
     tables = course.tables
     async with pods([COUNTED], course.dsn) as (pod,):
-        progress(f"{label}: the first audit")
+        say("the first audit")
         await _audited(tables)
-        await sleep_until(tables, after(await tables.now(), rest), progress, f"{label}: coming to rest")
+        await sleep_until(tables, after(await tables.now(), rest), say, "coming to rest")
         first = await Gauge.read(tables, pod)
-        await sleep_until(tables, after(await tables.now(), seconds), progress, f"{label}: measuring")
+        await sleep_until(tables, after(await tables.now(), seconds), say, "measuring")
         last = await Gauge.read(tables, pod)
     if await tables.connection.fetchval(UNDER_WAY):
         raise CronTicksError("something became due: this was no idle worker")
@@ -200,5 +201,5 @@ async def run_idle(
         for number in range(rounds):
             for size, course in in_turn(courses, number):
                 label = f"round {number + 1} of {rounds}: {size:,} schedules"
-                found[size].append(await measure(course, seconds, rest, progress, label))
+                found[size].append(await measure(course, seconds, rest, labelled(progress, label)))
     return IdleFigures(found, seconds, server, await describe_machine(dsn))

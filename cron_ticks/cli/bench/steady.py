@@ -23,6 +23,7 @@ from cron_ticks.cli.bench.loads import (
     after,
     check_audit,
     described,
+    labelled,
     lead_seconds,
     open_course,
     sleep_until,
@@ -110,11 +111,11 @@ class Reading:
         return cls(await tables.now(), await tables.written_bytes(), server, cpu, memory)
 
 
-async def measure(dsn: str, load: SteadyLoad, label: str, progress: Progress) -> dict[str, Any]:
+async def measure(dsn: str, load: SteadyLoad, say: Progress) -> dict[str, Any]:
     """One load in a fresh database: what came out."""
     async with open_course(dsn, f"steady{load.schedules}") as course:
         tables = course.tables
-        progress(f"{label}: making schedules")
+        say("making schedules")
         per_second = load.schedules / MINUTE.total_seconds()
         start = after(await tables.now(), lead_seconds(load.schedules, per_second) + load.jitter_seconds)
         await tables.make_schedules(Made(load.schedules, [MINUTE], start, jitter=load.jitter))
@@ -123,13 +124,13 @@ async def measure(dsn: str, load: SteadyLoad, label: str, progress: Progress) ->
                 raise CronTicksError("the schedules took too long to write: this machine is too busy, or too small")
             since = after(start, load.jitter_seconds + WARM_UP_SECONDS)
             until = after(since, load.seconds)
-            await sleep_until(tables, since, progress, f"{label}: warming up")
+            await sleep_until(tables, since, say, "warming up")
             first = await Reading.take(tables, running)
-            await sleep_until(tables, until, progress, f"{label}: measuring")
+            await sleep_until(tables, until, say, "measuring")
             last = await Reading.take(tables, running)
-            progress(f"{label}: the last ticks")
+            say("the last ticks")
             await _drain(tables, after(until, load.jitter_seconds))
-        progress(f"{label}: reading the ledger")
+        say("reading the ledger")
         return await _read(course, load, first, last)
 
 
@@ -288,7 +289,7 @@ async def run_steady(
         label = f"{load.schedules:,} schedules"
         results = found.setdefault(load.schedules, [])
         for number in range(rounds):
-            results.append(await measure(dsn, load, f"{label}, round {number + 1} of {rounds}", progress))
+            results.append(await measure(dsn, load, labelled(progress, f"{label}, round {number + 1} of {rounds}")))
         return _held(results)
 
     below = 0
