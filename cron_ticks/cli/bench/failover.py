@@ -7,9 +7,9 @@ outside sink, what the dead worker had in hand waits for the end of its lease.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-import anyio
 from rich import box
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from cron_ticks.cli.bench.loads import (
     after,
     check_audit,
     described,
+    drained,
     in_turn,
     labelled,
     lead_seconds,
@@ -42,7 +43,6 @@ from token_queue.queue_repository import QUEUE_SINK
 EVERY = [timedelta(seconds=number) for number in range(1, 6)]
 WARM_UP_SECONDS = 3.0
 DRAIN_SECONDS = 60.0
-LOOK_SECONDS = 0.2
 LEASE_SECONDS = float(Settings.model_fields["lease_seconds"].default)
 SHOWN = (
     ("worst_ms", "latest tick after the kill, ms", ",.0f"),
@@ -125,8 +125,9 @@ async def measure(dsn: str, variant: Variant, load: FailoverLoad, victim: int, s
         await tables.make_schedules(made)
         async with pods([variant.app] * load.processes, course.dsn) as running:
             times = await _kill_one(tables, running[victim], start, load, say)
-            say("the last ticks")
-            await _drain(tables, after(times.until, load.jitter_seconds))
+            end = after(times.until, load.jitter_seconds)
+            await sleep_until(tables, end, say, "the last ticks")
+            await drained(partial(any_left, tables, end), DRAIN_SECONDS)
         return await _read(course, variant, times)
 
 
@@ -139,13 +140,6 @@ async def _kill_one(tables: LoadTables, victim: Pod, start: datetime, load: Fail
     until = after(death, load.afterwards)
     await sleep_until(tables, until, say, "after the kill")
     return Times(since, until, death)
-
-
-async def _drain(tables: LoadTables, until: datetime) -> None:
-    await anyio.sleep((until - await tables.now()).total_seconds())
-    with anyio.move_on_after(DRAIN_SECONDS):
-        while await any_left(tables, until):  # noqa: ASYNC110 - nobody tells us when it is fired
-            await anyio.sleep(LOOK_SECONDS)
 
 
 async def _read(course: Course, variant: Variant, times: Times) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from cron_ticks.cli.bench.load_tables import LoadTables, rounded
 
 MAKE_DELIVERIES = "CREATE TABLE bench_deliveries (message_id text NOT NULL)"
 
-# Ticks to be executed from $1 up to $2: those that ended before $3, and those that ended later. Lateness in milliseconds.
+# Ticks to be executed from $1 up to $2: those that ended before $3, and those that ended later. In milliseconds.
 AROUND = """
 SELECT ended_at >= $3::timestamptz AS afterwards, count(*) AS ticks,
     percentile_cont(0.5) WITHIN GROUP (ORDER BY late) AS p50_ms,

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cron_ticks.cli.bench.calendar import HOUR, rule_columns
+from cron_ticks.cli.bench.calendar import ALWAYS, HOUR, ZONES
 from cron_ticks.cli.bench.load_tables import LoadTables
 
 FIRST_SECONDS = 5.0  # from now to the first occurrence of those that are due
 DUE_SECONDS = 50  # over which they are spread: all of them are inside the window
+VARIANTS = 6  # of the expressions of a second, each with another text or zone
 FAR = timedelta(days=1)
 
 CLEAR = "TRUNCATE cron_schedules, cron_schedule_cursors, cron_schedule_versions, cron_ticks"
@@ -54,16 +55,22 @@ async def make_due(tables: LoadTables, due: int, cron_share: float, number: int)
     first = (await tables.now()).replace(microsecond=0) + timedelta(seconds=FIRST_SECONDS)
     occurrences = [first + timedelta(seconds=place % DUE_SECONDS) for place in range(len(ids))]
     with_cron = round(len(ids) * cron_share)
-    rules = [
-        rule_columns("cron" if place < with_cron else "interval", occurrence, place)
-        for place, occurrence in enumerate(occurrences)
-    ]
+    rules = [_rule(place, occurrence, cron=place < with_cron) for place, occurrence in enumerate(occurrences)]
     intervals, expressions, zones = zip(*rules, strict=True)
     await connection.execute(CHANGE_RULES, ids, occurrences, intervals, expressions, zones)
     await connection.execute(MAKE_DUE, ids, occurrences)
     for table in ("cron_schedules", "cron_schedule_cursors"):
         await connection.execute(f"VACUUM {table}")
-    return Due(ids, occurrences, len(set(expressions) - {None}))
+    return Due(ids, occurrences, len({rule for rule in rules if rule[1] is not None}))
+
+
+def _rule(place: int, occurrence: datetime, *, cron: bool) -> tuple[int | None, str | None, str | None]:
+    """Interval, expression and zone of a schedule with that occurrence; there are 300 expressions in all."""
+    if not cron:
+        return HOUR // timedelta(microseconds=1), None, None
+    variant = place // DUE_SECONDS % VARIANTS
+    expression = f"{occurrence.second} {occurrence.minute} {ALWAYS[variant % len(ALWAYS)]}"
+    return None, expression, ZONES[variant % (len(ZONES) - 1)]
 
 
 async def put_off(tables: LoadTables, due: Due) -> None:

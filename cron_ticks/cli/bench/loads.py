@@ -1,7 +1,7 @@
 """What `bench steady`, `generate`, `idle` and `failover` share: server, databases, and how values are shown."""
 
 import statistics
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,6 +27,7 @@ MEGABYTE = 1024 * 1024
 LEAST_WIDTH = 80  # of a table, for the sake of its caption
 SET_UP_PER_SECOND = 12_000  # schedules that are written, at the least
 STEP_SECONDS = 1.0  # between two words of progress
+LOOK_SECONDS = 0.3  # between two looks for something of which nobody tells us
 LOOKAHEAD_SECONDS = float(Settings.model_fields["lookahead_seconds"].default)
 POLL_SECONDS = Settings.model_fields["ticker_interval_ms"].default / 1000
 FILLED_PER_SECOND = 2000  # ticks of the first window, at the least
@@ -103,6 +104,13 @@ async def sleep_until(tables: LoadTables, instant: datetime, progress: Progress,
     while (left := end - anyio.current_time()) > 0:
         progress(f"{what}, {left:.0f} s")
         await anyio.sleep(min(STEP_SECONDS, left))
+
+
+async def drained(any_left: Callable[[], Awaitable[bool]], longest: float) -> None:
+    """Wait until nothing is left; not for ever, if it is too much."""
+    with anyio.move_on_after(longest):
+        while await any_left():  # noqa: ASYNC110 - nobody tells us when it is fired
+            await anyio.sleep(LOOK_SECONDS)
 
 
 def after(instant: datetime, seconds: float) -> datetime:

@@ -7,9 +7,9 @@ database: what should have happened is computed from the schedules and compared 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-import anyio
 from rich import box
 from rich.table import Table
 
@@ -23,6 +23,7 @@ from cron_ticks.cli.bench.loads import (
     after,
     check_audit,
     described,
+    drained,
     labelled,
     lead_seconds,
     open_course,
@@ -38,7 +39,6 @@ from cron_ticks.errors import CronTicksError
 MINUTE = timedelta(minutes=1)
 WARM_UP_SECONDS = 2.0
 DRAIN_SECONDS = 30.0  # that ticks of the measured time may need after its end
-LOOK_SECONDS = 0.5
 AUDITED_MOST = 200_000  # schedules that the product's own audit looks at beside ours: more would take many minutes
 BISECTIONS = 2
 STEP = 10_000  # schedules, between two loads that are tried
@@ -128,18 +128,11 @@ async def measure(dsn: str, load: SteadyLoad, say: Progress) -> dict[str, Any]:
             first = await Reading.take(tables, running)
             await sleep_until(tables, until, say, "measuring")
             last = await Reading.take(tables, running)
-            say("the last ticks")
-            await _drain(tables, after(until, load.jitter_seconds))
+            end = after(until, load.jitter_seconds)
+            await sleep_until(tables, end, say, "the last ticks")
+            await drained(partial(tables.any_due, end), DRAIN_SECONDS)
         say("reading the ledger")
         return await _read(course, load, first, last)
-
-
-async def _drain(tables: LoadTables, until: datetime) -> None:
-    """Wait until nothing is left that was due before then; not for ever, if the load is too much."""
-    await anyio.sleep((until - await tables.now()).total_seconds())
-    with anyio.move_on_after(DRAIN_SECONDS):
-        while await tables.any_due(until):  # noqa: ASYNC110 - nobody tells us when it is fired
-            await anyio.sleep(LOOK_SECONDS)
 
 
 async def _read(course: Course, load: SteadyLoad, first: Reading, last: Reading) -> dict[str, Any]:

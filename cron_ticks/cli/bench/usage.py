@@ -75,7 +75,7 @@ def _name(pid: int) -> str | None:
 
 
 def _own_seconds(pid: int, fields: list[str]) -> float:
-    """In nanoseconds, thread by thread, where the kernel says so: `stat` has hundredths, and threads that have ended."""
+    """In nanoseconds by thread, where the kernel says so: `stat` has hundredths, and threads that have ended."""
     try:
         threads = [(task / "schedstat").read_text().split()[0] for task in (PROCESSES / str(pid) / "task").iterdir()]
     except OSError:
