@@ -6,9 +6,9 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -31,6 +31,9 @@ class Cluster:
     socket_folder: Path
     bin_folder: Path
     durable: bool
+    server_settings: Mapping[str, str] = field(
+        default_factory=dict
+    )  # beside our own; plain words, for a shell reads them
 
     @property
     def data(self) -> Path:
@@ -79,7 +82,7 @@ class Cluster:
     def start(self, given_up: Callable[[], bool]) -> None:
         """After a crash, processes of the old server may hold its memory for a moment: try again until they end."""
         switch = "on" if self.durable else "off"
-        settings = {
+        settings = dict(self.server_settings) | {
             "listen_addresses": "''",
             "unix_socket_directories": f"'{self.socket_folder}'",
             "fsync": switch,

@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +32,7 @@ LONGEST_SOCKET_PATH = 100  # bytes; the kernel's limit is 108 on Linux and 104 o
 PLAIN_PATH = re.compile(r"[\w./ +@=-]+", re.ASCII)  # needs no quoting in a DSN or in PostgreSQL's settings
 SHORT_FOLDER = Path("/tmp")  # noqa: S108 - the same for all processes, unlike TMPDIR; what we put there is checked
 KEEPER_INTERVAL_SECONDS = 1.0
+NOTHING_ELSE: Mapping[str, str] = {}
 
 
 class EmbeddedServer:
@@ -40,9 +41,11 @@ class EmbeddedServer:
     Methods block: call them in a thread from async code.
     """
 
-    def __init__(self, folder: Path, bin_folder: Path, *, durable: bool = True) -> None:
+    def __init__(
+        self, folder: Path, bin_folder: Path, *, durable: bool = True, server_settings: Mapping[str, str] = NOTHING_ELSE
+    ) -> None:
         self.folder = folder
-        self.cluster = Cluster(folder, socket_folder_for(folder), bin_folder, durable)
+        self.cluster = Cluster(folder, socket_folder_for(folder), bin_folder, durable, server_settings)
         self._users: BinaryIO | None = None
         self._changing = threading.Lock()
         self._leaving = threading.Event()
@@ -166,8 +169,11 @@ class EmbeddedKeeper:
         return KEEPER_INTERVAL_SECONDS
 
 
-def embedded_server(settings: Settings) -> EmbeddedServer:
-    """The server that the settings describe, not yet started; a clear error where there is none to be had."""
+def embedded_server(settings: Settings, server_settings: Mapping[str, str] = NOTHING_ELSE) -> EmbeddedServer:
+    """The server that the settings describe, not yet started; a clear error where there is none to be had.
+
+    `server_settings` are PostgreSQL's own, for whoever starts it.
+    """
     bin_folder = wheel_folder() / WHEEL_FOLDERS[settings.embedded_version] / "bin"
     if not (bin_folder / "postgres").exists():
         raise EmbeddedServerError(
@@ -178,7 +184,7 @@ def embedded_server(settings: Settings) -> EmbeddedServer:
 
     default = platformdirs.user_data_path("cron_ticks") / f"postgres-{settings.embedded_version}"
     folder = (settings.embedded_data_dir or default).expanduser().resolve()
-    return EmbeddedServer(folder, bin_folder, durable=settings.embedded_durable)
+    return EmbeddedServer(folder, bin_folder, durable=settings.embedded_durable, server_settings=server_settings)
 
 
 def wheel_folder() -> Path:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.bench import audit, calendar, fire
+from cron_ticks.cli.bench import audit, calendar, fire, load_commands
 from cron_ticks.cli.bench.plot import Plot, svg
 from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OTHER_LEVELS, OWN_CONTENDERS, Contender, run_rounds
@@ -21,6 +21,7 @@ from cron_ticks.errors import InvalidInputError
 from cron_ticks.settings import Settings
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
+load_commands.register(bench_app)
 
 Messages = Annotated[int, typer.Option(help="Messages per measure; a tenth of them one by one.", min=100)]
 Ticks = Annotated[int, typer.Option(help="Due ticks per drain.", min=2000, max=100_000)]

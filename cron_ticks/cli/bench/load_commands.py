@@ -1,0 +1,182 @@
+"""The commands of `cron-ticks bench` that put a load on real workers and look at what becomes of it."""
+
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cron_ticks.cli.bench import failover, generate, idle, steady
+from cron_ticks.cli.bench.loads import parse_sizes, server_settings
+from cron_ticks.cli.bench.plot import Plot, svg
+from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
+from cron_ticks.embedded import embedded_server, use_embedded
+from cron_ticks.errors import InvalidInputError
+from cron_ticks.schedules import DEFAULT_JITTER_RATIO
+from cron_ticks.settings import Settings
+
+MOST = 5_000_000
+
+Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
+Sizes = Annotated[str, typer.Option("--schedules", help="Schedules; several numbers with commas between them.")]
+Processes = Annotated[int, typer.Option(help="Worker processes.", min=1, max=64)]
+Jitter = Annotated[float, typer.Option(help="Jitter, as a share of the interval.", min=0, max=0.5)]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Also draw it, as SVG.", show_default=False)
+]
+BenchDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        help="Server to measure on, where databases may be made; default: an embedded one for this run alone.",
+        show_default=False,
+    ),
+]
+Minutes = Annotated[float, typer.Option(help="How long it is measured.", min=0.05, max=1440)]
+Consume = Annotated[bool, typer.Option("--consume", help="One more worker, which consumes the messages.")]
+Find = Annotated[bool, typer.Option("--find", help="Stop at the first load that isn't held, and look for the highest.")]
+
+Due = Annotated[int, typer.Option(help="Schedules due at each pass.", min=1, max=1_000_000)]
+Ticks = Annotated[
+    int, typer.Option(help="Schedules that all need a tick, for the rate; 0: leave it out.", min=0, max=1_000_000)
+]
+IdleSeconds = Annotated[float, typer.Option(help="How long a worker is watched.", min=1, max=3600)]
+Failing = Annotated[int, typer.Option("--schedules", help="Schedules of one to five seconds.", min=5, max=100_000)]
+SeveralProcesses = Annotated[
+    int, typer.Option("--processes", help="Worker processes, of which one dies.", min=2, max=64)
+]
+Before = Annotated[float, typer.Option(help="Seconds that are measured before the kill.", min=1, max=3600)]
+Afterwards = Annotated[float, typer.Option("--after", help="Seconds after the kill.", min=1, max=3600)]
+OnlySink = Annotated[str, typer.Option("--only", help="Only sinks whose name begins so.", show_default=False)]
+CronShare = Annotated[float, typer.Option(help="Share of those due that have cron expressions.", min=0, max=1)]
+
+
+def register(bench_app: typer.Typer) -> None:
+    """Make them commands of the application."""
+    bench_app.command("steady")(bench_steady)
+    bench_app.command("generate")(bench_generate)
+    bench_app.command("idle")(bench_idle)
+    bench_app.command("failover")(bench_failover)
+
+
+def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Sizes = "100000",
+    minutes: Minutes = 3,
+    processes: Processes = 2,
+    consume: Consume = False,
+    find: Find = False,
+    jitter: Jitter = DEFAULT_JITTER_RATIO,
+    rounds: Rounds = 1,
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """A steady load: schedules of one minute for some minutes: lateness, what was missed, and what it costs."""
+
+    async def measure(server_dsn: str, **options: Any) -> steady.SteadyFigures:
+        sizes = parse_sizes("--schedules", schedules, least=60, most=MOST)
+        loads = [steady.SteadyLoad(size, minutes * 60, processes, consume, jitter) for size in sizes]
+        return await steady.run_steady(server_dsn, loads=loads, rounds=rounds, find=find, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+def bench_generate(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Sizes = "10000,100000,1000000",
+    due: Due = 5000,
+    ticks: Ticks = 100_000,
+    cron_share: CronShare = 0.5,
+    rounds: Rounds = 5,
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """Making ticks: how many a second, and how long a pass takes with the same number due among ever more schedules."""
+
+    async def measure(server_dsn: str, **options: Any) -> generate.GenerateFigures:
+        sizes = parse_sizes("--schedules", schedules, least=due, most=MOST)
+        load = generate.GenerateLoad(sizes, due, ticks, cron_share)
+        return await generate.run_generate(server_dsn, load=load, rounds=rounds, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+def bench_idle(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Sizes = "1000,1000000",
+    seconds: IdleSeconds = 60,
+    rounds: Rounds = 5,
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """A worker with nothing to do: statements, CPU and memory among few and among very many schedules."""
+
+    async def measure(server_dsn: str, **options: Any) -> idle.IdleFigures:
+        sizes = parse_sizes("--schedules", schedules, least=1, most=MOST)
+        return await idle.run_idle(server_dsn, sizes=sizes, seconds=seconds, rounds=rounds, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+def bench_failover(  # noqa: PLR0917 - typer's way of declaring options
+    schedules: Failing = 2000,
+    processes: SeveralProcesses = 2,
+    before: Before = 10,
+    afterwards: Afterwards = 20,
+    jitter: Jitter = DEFAULT_JITTER_RATIO,
+    rounds: Rounds = 5,
+    only: OnlySink = "",
+    plot: PlotFile = None,
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+) -> None:
+    """One of several workers is killed under a load: how late ticks are then, and that none is lost or doubled."""
+
+    async def measure(server_dsn: str, **options: Any) -> failover.FailoverFigures:
+        variants = [variant for variant in failover.VARIANTS if variant.name.startswith(only)]
+        if not variants:
+            names = ", ".join(variant.name for variant in failover.VARIANTS)
+            raise InvalidInputError("--only", f"no sink begins with {only!r}; there are: {names}")
+        load = failover.FailoverLoad(schedules, processes, before, afterwards, jitter)
+        return await failover.run_failover(server_dsn, load=load, variants=variants, rounds=rounds, **options)
+
+    _show(measure, dsn, plot, as_json=as_json)
+
+
+class _Shown(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+    def table(self) -> Table: ...
+
+    def plot(self) -> Plot: ...
+
+
+def _show(measure: Callable[..., Awaitable[_Shown]], dsn: str | None, plot: Path | None, *, as_json: bool) -> None:
+    with reported_errors(), Console(stderr=True).status("starting") as status:
+        settings = load_settings(dsn)
+        server = server_settings() if dsn is None else {}
+        measuring = partial(measure, server=server, progress=status.update)
+        figures = run(_on_server, settings, dsn, server, measuring)
+    if plot is not None:
+        plot.write_text(svg(figures.plot()), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(figures.as_json()))
+    else:
+        output = Console()
+        Console(width=output.width if output.is_terminal else REPORT_WIDTH).print(figures.table())
+
+
+async def _on_server(
+    settings: Settings, dsn: str | None, server: dict[str, str], measure: Callable[[str], Awaitable[_Shown]]
+) -> _Shown:
+    if dsn is not None:
+        return await measure(dsn)
+    with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
+        own = settings.model_copy(update={"embedded_data_dir": Path(folder) / "server"})
+        async with use_embedded(embedded_server(own, server)) as running:
+            return await measure(running.dsn)

@@ -1,0 +1,146 @@
+"""What `bench steady`, `generate`, `idle` and `failover` share: server, databases, and how values are shown."""
+
+import statistics
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+
+from cron_ticks.audit_repository import AuditRepository
+from cron_ticks.cli.bench.load_tables import LoadTables, open_load_tables
+from cron_ticks.cli.bench.machine import fresh_database
+from cron_ticks.cli.bench.usage import memory_of_machine
+from cron_ticks.database import open_database
+from cron_ticks.errors import CronTicksError, InvalidInputError
+from cron_ticks.migrator import migrate
+from cron_ticks.settings import Settings
+from token_queue.doubled import find_doubled
+
+Progress = Callable[[str], None]
+Item = TypeVar("Item")
+
+MEGABYTE = 1024 * 1024
+LEAST_WIDTH = 80  # of a table, for the sake of its caption
+SET_UP_PER_SECOND = 12_000  # schedules that are written, at the least
+STEP_SECONDS = 1.0  # between two words of progress
+LOOK_SECONDS = 0.3  # between two looks for something of which nobody tells us
+LOOKAHEAD_SECONDS = float(Settings.model_fields["lookahead_seconds"].default)
+POLL_SECONDS = Settings.model_fields["ticker_interval_ms"].default / 1000
+FILLED_PER_SECOND = 2000  # ticks of the first window, at the least
+
+
+def server_settings() -> dict[str, str]:
+    """What whoever runs a server for such a load sets. Nothing of it is about durability."""
+    memory = memory_of_machine()
+    shared = {} if memory is None else {"shared_buffers": f"{max(128, memory // MEGABYTE // 4)}MB"}
+    return shared | {
+        "max_wal_size": "8GB",
+        "min_wal_size": "1GB",
+        "checkpoint_timeout": "15min",
+        "wal_compression": "on",
+    }
+
+
+@dataclass(frozen=True)
+class Course:
+    """A database of its own on the common server."""
+
+    dsn: str
+    tables: LoadTables
+
+
+@asynccontextmanager
+async def open_course(dsn: str, label: str) -> AsyncIterator[Course]:
+    """A fresh and migrated one."""
+    async with fresh_database(dsn, label) as own:
+        async with open_database(Settings.load(dsn=own), dsn=own) as database:
+            await migrate(database)
+        async with open_load_tables(own) as tables:
+            yield Course(own, tables)
+
+
+async def check_audit(course: Course, outcomes: dict[str, int], since: datetime, until: datetime) -> None:
+    """An error unless the product's own audit says the same, and finds nothing."""
+    settings = Settings.load(dsn=course.dsn)
+    async with open_database(settings, dsn=course.dsn) as database:
+        audit = await AuditRepository(database, settings, partial(find_doubled, database)).audit(since, until)
+    if not audit.ok or (audit.total.expected, audit.total.enqueued) != (outcomes["expected"], outcomes["enqueued"]):
+        raise CronTicksError(f"the audit says {audit.total}, but the tables say {outcomes}")
+
+
+def parse_sizes(option: str, text: str, *, least: int, most: int) -> list[int]:
+    """Numbers with commas between them, in increasing order, each once."""
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise InvalidInputError(option, f"must be numbers with commas between them, not {text!r}") from None
+    for size in sizes:
+        if not least <= size <= most:
+            raise InvalidInputError(option, f"must be from {least:,} to {most:,}, not {size:,}")
+    return sizes
+
+
+def lead_seconds(schedules: int, ticks_per_second: float) -> float:
+    """From now to the first occurrence, so that all is written and the first window is made before anything is due.
+
+    A window's time ahead, nothing is in the window yet: the manager then begins with what it will do all the time.
+    """
+    window = LOOKAHEAD_SECONDS * ticks_per_second
+    return schedules / SET_UP_PER_SECOND + min(LOOKAHEAD_SECONDS, 5 + window / FILLED_PER_SECOND)
+
+
+def labelled(progress: Progress, label: str) -> Progress:
+    """What is said is said of this."""
+    return lambda text: progress(f"{label}: {text}")
+
+
+async def sleep_until(tables: LoadTables, instant: datetime, progress: Progress, what: str) -> None:
+    """By the database's clock, and say how long it will be."""
+    end = anyio.current_time() + (instant - await tables.now()).total_seconds()
+    while (left := end - anyio.current_time()) > 0:
+        progress(f"{what}, {left:.0f} s")
+        await anyio.sleep(min(STEP_SECONDS, left))
+
+
+async def drained(any_left: Callable[[], Awaitable[bool]], longest: float) -> None:
+    """Wait until nothing is left; not for ever, if it is too much."""
+    with anyio.move_on_after(longest):
+        while await any_left():  # noqa: ASYNC110 - nobody tells us when it is fired
+            await anyio.sleep(LOOK_SECONDS)
+
+
+def after(instant: datetime, seconds: float) -> datetime:
+    """So many seconds later."""
+    return instant + timedelta(seconds=seconds)
+
+
+def in_turn(items: Sequence[Item], number: int) -> Iterator[Item]:
+    """All of them, beginning with another one in each round."""
+    first = number % len(items)
+    yield from items[first:]
+    yield from items[:first]
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Each value, with the median and the range."""
+    return {
+        "rounds": [round(value, 4) for value in values],
+        "median": round(statistics.median(values), 4),
+        "lowest": round(min(values), 4),
+        "highest": round(max(values), 4),
+    }
+
+
+def spread(values: Sequence[float], form: str = ",.2f", unit: str = "") -> str:
+    """For people: the median, and the range if there is one."""
+    median = f"{statistics.median(values):{form}}{unit}"
+    return median if len(values) == 1 else f"{median} ({min(values):{form}} to {max(values):{form}})"
+
+
+def described(machine: dict[str, Any]) -> str:
+    """For a caption."""
+    return f"{machine['processor']}, {machine['cores']} cores, PostgreSQL {machine['postgresql']}"
