@@ -1,7 +1,7 @@
 """The bare statements that make ticks: prepared, their arguments made beforehand, one after the other.
 
-The ceiling beside which `bench generate` puts the manager: the same texts and the same batches, without the arithmetic
-and without anything made of the rows that come back: `executemany()` drops them while they are bytes.
+The ceiling beside which `bench generate` puts the manager: the same texts and the same batches, without anything made
+of the rows that come back: `executemany()` drops them while they are bytes.
 """
 
 from collections.abc import Sequence
@@ -13,33 +13,27 @@ import asyncpg
 
 from cron_ticks.cli.bench.contenders import connected
 from cron_ticks.database import in_schema
-from cron_ticks.ids import new_tick_id
-from cron_ticks.settings import Settings
-from cron_ticks.tick_sql import CREATE_TICKS, LOCK_CURSORS_IN_WINDOW, RULES, UPDATE_NEXT_TICK_NEEDED
+from cron_ticks.generation_repository import MOST_TICKS_AT_ONCE
+from cron_ticks.generation_sql import LOCK_CURSORS_OF_SLOTS, MAKE_TICKS
+from cron_ticks.ids import tick_id_beginning
+from cron_ticks.settings import SLOTS, Settings
 
 SCHEMA = "public"
 PATIENCE = "30s"
-NO_TIME = timedelta(0)
+NO_CALENDARS: list[list[object]] = [[] for _ in range(8)]
 
-# What the manager would find and compute: each schedule has one occurrence inside the window.
-NEEDED = """
-SELECT cursor.schedule_id, cursor.next_tick_needed_at AS occurrence,
-    cursor.next_tick_needed_at + schedule.interval_us * interval '1 microsecond' AS next_needed,
-    cursor.planned + 1 AS planned
-FROM cron_schedule_cursors AS cursor
-JOIN cron_schedules AS schedule ON schedule.id = cursor.schedule_id
-ORDER BY cursor.next_tick_needed_at
-"""
+NEEDED = "SELECT schedule_id, next_tick_needed_at, planned, slot FROM cron_schedule_cursors ORDER BY slot, 2"
 
 
 async def make_bare(dsn: str, settings: Settings) -> float:
-    """Make the tick of each schedule; in how many seconds."""
+    """Make the tick of each schedule, none of which has a cron expression; in how many seconds."""
     async with connected(dsn) as connection:
         rows = await connection.fetch(NEEDED)
         now: datetime = await connection.fetchval("SELECT statement_timestamp()")
+        until = now + timedelta(seconds=settings.lookahead_seconds)
         size = settings.manager_batch_size
-        batches = [_arguments(rows[first : first + size], now, settings) for first in range(0, len(rows), size)]
-        texts = (LOCK_CURSORS_IN_WINDOW, RULES, CREATE_TICKS, UPDATE_NEXT_TICK_NEEDED)
+        batches = [_arguments(rows[first : first + size], now, until) for first in range(0, len(rows), size)]
+        texts = (LOCK_CURSORS_OF_SLOTS, MAKE_TICKS)
         statements = [await connection.prepare(in_schema(text, SCHEMA)) for text in texts]
         begun = perf_counter()
         for batch in batches:
@@ -49,15 +43,11 @@ async def make_bare(dsn: str, settings: Settings) -> float:
         return perf_counter() - begun
 
 
-def _arguments(rows: Sequence[asyncpg.Record], now: datetime, settings: Settings) -> list[tuple[Any, ...]]:
-    """Of the four statements of a batch."""
-    ids, occurrences, next_needed, planned = (list(column) for column in zip(*rows, strict=True))
-    missed_after = timedelta(seconds=settings.missed_after_seconds)
-    unpaced = [None] * len(ids)
-    ticks = [new_tick_id() for _ in ids]
+def _arguments(rows: Sequence[asyncpg.Record], now: datetime, until: datetime) -> list[tuple[Any, ...]]:
+    """Of the two statements of a batch."""
+    ids, needed, planned, slots = (list(column) for column in zip(*rows, strict=True))
+    left = list(range(slots[0], SLOTS))
     return [
-        (timedelta(seconds=settings.lookahead_seconds), len(ids), 1, 0, None, PATIENCE),
-        (ids,),
-        (ticks, ids, occurrences, now, NO_TIME, missed_after, unpaced),
-        (ids, next_needed, planned),
+        (left, [None] * len(left), until, len(ids), 1, 0, None, PATIENCE),
+        (ids, needed, planned, now, until, tick_id_beginning(), *NO_CALENDARS, MOST_TICKS_AT_ONCE),
     ]
