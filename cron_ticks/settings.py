@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     # Message ticker
     ticker_interval_ms: int = Field(default=100, ge=1, le=60_000, description="Pause between two looks of the ticker")
     ticker_idle_seconds: float = Field(
-        default=10,
+        default=15,
         gt=0,
         le=LONGEST_IDLE_SECONDS,
         allow_inf_nan=False,
