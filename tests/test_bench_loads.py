@@ -134,6 +134,17 @@ async def test_the_schedules_are_such_that_the_audit_agrees(dsn: str, tables: Lo
 
 
 @pytest.mark.sql
+async def test_autovacuum_has_nothing_to_do_after_the_schedules_are_made(tables: LoadTables, connection: Any) -> None:
+    await tables.make_schedules(Made(2000, [MINUTE], await tables.now() + MINUTE))
+    await tables.connection.fetchval("SELECT pg_stat_force_next_flush()")
+    (row,) = await connection.fetch(
+        "SELECT n_live_tup, n_mod_since_analyze, n_ins_since_vacuum FROM pg_stat_user_tables "
+        "WHERE relname = 'cron_schedules'"
+    )
+    assert tuple(row) == (2000, 0, 0)
+
+
+@pytest.mark.sql
 @pytest.mark.parametrize(
     ("change", "name"),
     [

@@ -209,7 +209,11 @@ class LoadTables:
         await self.settle()
 
     async def settle(self) -> None:
-        """As a database is that has been there for a while."""
+        """As a database is that has been there for a while: what was written is counted before it is vacuumed.
+
+        Counted afterwards, it would make autovacuum come in the middle of a measure.
+        """
+        await self.connection.fetchval("SELECT pg_stat_force_next_flush()")
         for table in TABLES:
             await self.connection.execute(f"VACUUM (ANALYZE) {table}")
         with suppress(asyncpg.InsufficientPrivilegeError):
