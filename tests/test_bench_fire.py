@@ -41,21 +41,34 @@ def figures_of(**peers: list[Burst]) -> BurstFigures:
     return BurstFigures({100: own | peers}, processes | dict.fromkeys(peers, 2))
 
 
-async def test_firing_is_measured_in_drains_in_bursts_and_under_a_steady_load(dsn: str, processes: Processes) -> None:
+async def report_of(processes: Processes, *options: str) -> dict[str, Any]:
     """It fails by itself if an occurrence has no message or two."""
-    size = ("--ticks", "2000", "--burst", "100", "--per-second", "50", "--seconds", "1", "--rounds", "1")
-    running = await processes.cron_ticks("bench", "fire", *size, "--json", "--dsn", dsn)
-    report = json.loads(await running.output(110))
+    running = await processes.cron_ticks("bench", "fire", *options, "--rounds", "1", "--json")
+    report: dict[str, Any] = json.loads(await running.output(110))
     assert await running.wait() == 0, running.errors
+    assert report["machine"]["postgresql"].startswith("18")
+    return report
+
+
+async def test_a_drain_is_measured_beside_the_bare_statement(dsn: str, processes: Processes) -> None:
+    report = await report_of(processes, "--ticks", "2000", "--only", "drain", "--dsn", dsn)
     assert report["ticks"] == 2000
     assert set(report["measures"]) == {"drain, 1 process", "drain, 2 processes"}
     for by_contender in report["measures"].values():
         assert set(by_contender) == {"cron_ticks", "bare SQL"}
         assert all(figures["per_second"][0] > 0 for figures in by_contender.values())
+
+
+async def test_lateness_is_measured_under_a_steady_load(dsn: str, processes: Processes) -> None:
+    report = await report_of(processes, "--per-second", "50", "--seconds", "1", "--only", "steady", "--dsn", dsn)
     (lateness,) = report["steady"]["rounds"]
     assert 0 < lateness["ticks"] <= 100
     assert 0 <= lateness["p50_ms"] <= lateness["p99_ms"] <= lateness["max_ms"]
     assert report["steady"]["p99_ms"]["median"] == lateness["p99_ms"]
+
+
+async def test_a_burst_is_measured_with_one_and_two_processes(dsn: str, processes: Processes) -> None:
+    report = await report_of(processes, "--burst", "100", "--only", "burst", "--dsn", dsn)
     assert set(report["bursts"]) == {"100"}
     assert set(report["bursts"]["100"]["contenders"]) == {*OURS, *BARE}
     assert len(report["bursts"]["100"]["ours_to_bare_1_process"]["rounds"]) == 1

@@ -55,9 +55,9 @@ LOOK_SECONDS = 0.1
 STEADY_FIGURES = ("p50_ms", "p99_ms", "max_ms")
 
 BURST_SIZES = (1000, 10_000, 100_000)
-BURST_LEAD_SECONDS = 4.0  # for the processes to start
+BURST_LEAD_SECONDS = 6.0  # for the processes to start
 MADE_PER_SECOND = 2500  # ticks, on a slow machine; if it is slower still, the burst gets more time
-BURST_ATTEMPTS = 4
+BURST_ATTEMPTS = 3
 QUIET = timedelta(seconds=1)  # between the end of all preparations and a burst
 
 
@@ -92,7 +92,7 @@ class Course:
         """Schedules that fall due together. It begins anew, with more time, if the preparations took too long."""
         lead = BURST_LEAD_SECONDS + schedules / MADE_PER_SECOND
         for attempt in range(BURST_ATTEMPTS):
-            burst = await self._burst(schedules, processes, timedelta(seconds=lead * 1.5**attempt))
+            burst = await self._burst(schedules, processes, timedelta(seconds=lead * 2**attempt))
             if burst is not None:
                 return burst
         raise CronTicksError(f"{schedules} ticks were not made before they were due: give a smaller --burst")
