@@ -1,7 +1,7 @@
 """Sweeps: when to look at everything, and when only above the floor below which nothing was left.
 
-While a transaction elsewhere is open for long, rows that are done with can't be removed. They pile up where a scan of an
-index begins, and each look has to wade through them. A look with a floor doesn't; but what is committed late may lie
+While a transaction elsewhere is open for long, rows that are done with can't be removed. They pile up where a scan of
+an index begins, and each look has to wade through them. A look with a floor doesn't; but what is committed late may lie
 below it, so that now and then somebody has to look from the beginning. As long as that is quick, every look does.
 """
 
@@ -37,6 +37,9 @@ class Sweeps:
         try:
             yield
         finally:
-            ended = self._clock()
-            took = ended - begun
-            self._due_at = ended if took < QUICK_SECONDS else ended + RESTS * took
+            took = self._clock() - begun
+            self.rest(0.0 if took < QUICK_SECONDS else took)
+
+    def rest(self, took: float) -> None:
+        """The next one is due after a while, because this one took so long."""
+        self._due_at = self._clock() + RESTS * took

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import anyio
 import structlog
@@ -49,6 +50,7 @@ class Pair:
     low: int = 0  # with so many waiting it is time to fetch more
     drained: bool = False  # the last fetch found no more
     fetch_at: float = 0.0  # when to look again for messages beside the running ones
+    reached: dict[int, datetime] = field(default_factory=dict)  # by priority: floors above those of the process
     releasing: bool = False
     lost: bool = False
 
