@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from cron_ticks.cli.bench import BenchDsn, Messages, Only, Rounds, contract, show_queue_figures
+from cron_ticks.cli.bench import BenchDsn, Messages, Only, PlotFile, Rounds, contract, show_queue_figures
 from cron_ticks.cli.bench.rounds import OWN_CONTENDERS, Contender
 from cron_ticks.cli.common import Json
 
@@ -44,6 +44,7 @@ def main(
     dsn: BenchDsn = None,
     *,
     as_json: Json = False,
+    plot: PlotFile = None,
 ) -> None:
     """Measure, and print a table or JSON."""
     python = install_peers()
@@ -52,7 +53,7 @@ def main(
         Contender(name, (str(python), str(HERE / "peers" / script)), share, environment)
         for name, (script, share) in PEERS.items()
     ]
-    show_queue_figures((*OWN_CONTENDERS, *peers), messages, rounds, dsn, only=only, as_json=as_json)
+    show_queue_figures((*OWN_CONTENDERS, *peers), messages, rounds, dsn, only=only, as_json=as_json, plot=plot)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cron_ticks.cli.bench import audit, calendar, fire
+from cron_ticks.cli.bench.plot import Plot, svg
+from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OTHER_LEVELS, OWN_CONTENDERS, Contender, run_rounds
 from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
 from cron_ticks.embedded import embedded_server, use_embedded
@@ -40,6 +42,12 @@ BenchDsn = Annotated[
 ]
 
 
+PlotFile = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Also draw the figures into this file, which ends in .svg.", show_default=False),
+]
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measure on this machine."""
@@ -53,10 +61,11 @@ def bench_queue(  # noqa: PLR0917 - typer's way of declaring options
     events: Events = False,
     dsn: BenchDsn = None,
     as_json: Json = False,
+    plot: PlotFile = None,
 ) -> None:
     """Sending and consuming: the queue beside the bare SQL, in turn, on one server."""
     contenders = OWN_CONTENDERS + LEVEL_CONTENDERS if events else OWN_CONTENDERS
-    show_queue_figures(contenders, messages, rounds, dsn, only=only, as_json=as_json)
+    show_queue_figures(contenders, messages, rounds, dsn, only=only, as_json=as_json, plot=plot)
 
 
 @bench_app.command("fire")
@@ -69,25 +78,27 @@ def bench_fire(  # noqa: PLR0917 - typer's way of declaring options
     events: Events = False,
     dsn: BenchDsn = None,
     as_json: Json = False,
+    plot: PlotFile = None,
 ) -> None:
     """Firing: due ticks into messages, beside the bare statement in turn, and lateness under a steady load."""
     load = fire.Load(ticks, per_second, seconds)
     levels = OTHER_LEVELS if events else {}
     measure = partial(fire.run_fire_rounds, load=load, rounds=rounds, levels=levels)
-    _show_figures(measure, fire.MEASURES, dsn, only=only, as_json=as_json)
+    _show_figures(measure, fire.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
 
 
 @bench_app.command("calendar")
-def bench_calendar(
+def bench_calendar(  # noqa: PLR0917 - typer's way of declaring options
     schedules: Schedules = 100_000,
     rounds: Rounds = 5,
     only: Only = "",
     dsn: BenchDsn = None,
     as_json: Json = False,
+    plot: PlotFile = None,
 ) -> None:
     """Planning: schedules with cron expressions beside as many with intervals, in turn."""
     measure = partial(calendar.run_calendar_rounds, schedules=schedules, rounds=rounds)
-    _show_figures(measure, calendar.MEASURES, dsn, only=only, as_json=as_json)
+    _show_figures(measure, calendar.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
 
 
 @bench_app.command("audit")
@@ -98,19 +109,27 @@ def bench_audit(  # noqa: PLR0917 - typer's way of declaring options
     only: Only = "",
     dsn: BenchDsn = None,
     as_json: Json = False,
+    plot: PlotFile = None,
 ) -> None:
     """Auditing: an hour of many schedules, what it reads, and that it names what was removed by hand."""
     load = audit.AuditLoad(schedules, hours)
     measure = partial(audit.run_audit_rounds, load=load, rounds=rounds)
-    _show_figures(measure, audit.MEASURES, dsn, only=only, as_json=as_json)
+    _show_figures(measure, audit.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
 
 
 def show_queue_figures(
-    contenders: tuple[Contender, ...], messages: int, rounds: int, dsn: str | None, *, only: str, as_json: bool
+    contenders: tuple[Contender, ...],
+    messages: int,
+    rounds: int,
+    dsn: str | None,
+    *,
+    only: str,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Run the rounds and print what came out."""
     measure = partial(run_rounds, contenders=contenders, messages=messages, rounds=rounds)
-    _show_figures(measure, MEASURES, dsn, only=only, as_json=as_json)
+    _show_figures(measure, MEASURES, dsn, only=only, as_json=as_json, plot=plot)
 
 
 class _Named(Protocol):
@@ -123,23 +142,51 @@ class _Shown(Protocol):
 
     def table(self) -> Table: ...
 
+    def plot(self) -> Plot | None: ...
+
 
 def _show_figures(
-    measure: Callable[..., Awaitable[_Shown]], known: Sequence[_Named], dsn: str | None, *, only: str, as_json: bool
+    measure: Callable[..., Awaitable[_Shown]],
+    known: Sequence[_Named],
+    dsn: str | None,
+    *,
+    only: str,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
-    console = Console(stderr=True)
-    with reported_errors(), console.status("starting") as status:
+    """Run measures, all or those chosen by `only`, and show what came out."""
+    with reported_errors(), shown_steps() as steps:
         settings = load_settings(dsn)
+        check_plot_file(plot)
         measures = [measure for measure in known if measure.name.startswith(only)]
         if not measures:
             names = ", ".join(measure.name for measure in known)
             raise InvalidInputError("--only", f"no measure begins with {only!r}; there are: {names}")
-        figures = run(_on_server, settings, dsn, partial(measure, measures=measures, progress=status.update))
+        figures = run(_on_server, settings, dsn, partial(measure, measures=measures, progress=steps))
+    show_results(figures, as_json=as_json, plot=plot)
+
+
+def check_plot_file(plot: Path | None) -> None:
+    """Before anything is measured: a long run must not end with a wrong name."""
+    if plot is not None and plot.suffix != ".svg":
+        raise InvalidInputError("--plot", f"{plot.name} must end in .svg")
+    if plot is not None and not plot.parent.is_dir():
+        raise InvalidInputError("--plot", f"there is no folder {plot.parent}")
+
+
+def show_results(figures: _Shown, *, as_json: bool, plot: Path | None) -> None:
+    """Print them, and draw them if that is wanted."""
     if as_json:
         typer.echo(json.dumps(figures.as_json()))
     else:
         output = Console()
         Console(width=output.width if output.is_terminal else REPORT_WIDTH).print(figures.table())
+    if plot is not None:
+        with reported_errors():
+            drawn = figures.plot()
+            if drawn is None:
+                raise InvalidInputError("--plot", "nothing was measured that can be drawn")
+            plot.write_text(svg(drawn), encoding="utf-8")
 
 
 async def _on_server(settings: Settings, dsn: str | None, measure: Callable[[str], Awaitable[_Shown]]) -> _Shown:

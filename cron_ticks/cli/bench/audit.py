@@ -18,7 +18,9 @@ from rich.table import Table
 from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.audit_results import Audit
 from cron_ticks.cli.bench.audit_tables import EXPRESSIONS, WINDOW, fill, remove_by_hand
-from cron_ticks.cli.bench.machine import describe_machine, fresh_database
+from cron_ticks.cli.bench.machine import describe_machine, described, fresh_database
+from cron_ticks.cli.bench.plot import Plot, bar_of
+from cron_ticks.cli.bench.progress import Steps
 from cron_ticks.database import Database, open_database
 from cron_ticks.errors import CronTicksError
 from cron_ticks.migrator import migrate
@@ -121,12 +123,19 @@ class AuditFigures:
             table.add_row("named", name)
         return table
 
+    def plot(self) -> Plot:
+        """A bar per measure."""
+        groups = {name: {"cron_ticks": bar_of(values)} for name, values in self.seconds.items()}
+        caption = f"{self.load.schedules:,} schedules, an hour of the ledger. {described(self.machine)}."
+        return Plot("cron-ticks bench audit", "seconds", groups, caption=caption)
+
 
 async def run_audit_rounds(
-    dsn: str, *, measures: Sequence[AuditMeasure], load: AuditLoad, rounds: int, progress: Callable[[str], None]
+    dsn: str, *, measures: Sequence[AuditMeasure], load: AuditLoad, rounds: int, progress: Steps
 ) -> AuditFigures:
     """Every measure once per round, then the proof that what is removed is named."""
     seconds: dict[str, list[float]] = {measure.name: [] for measure in measures}
+    progress.expect(rounds * len(measures) + 2)
     async with fresh_database(dsn, "audit") as own:
         settings = Settings.load(dsn=own, statement_timeout_seconds=3600)
         async with open_database(settings, dsn=own) as database:

@@ -18,7 +18,9 @@ from rich import box
 from rich.table import Table
 
 from cron_ticks import cron_expressions, cron_rules, zones
-from cron_ticks.cli.bench.machine import describe_machine, fresh_database
+from cron_ticks.cli.bench.machine import describe_machine, described, fresh_database
+from cron_ticks.cli.bench.plot import Plot, bar_of
+from cron_ticks.cli.bench.progress import Steps
 from cron_ticks.database import Database, open_database
 from cron_ticks.errors import CronTicksError
 from cron_ticks.migrator import migrate
@@ -197,6 +199,12 @@ class CalendarFigures:
             table.add_row(name, *(_spread(by_kind[kind]) for kind in KINDS), _spread(self._ratios(name)))
         return table
 
+    def plot(self) -> Plot:
+        """Both kinds, measure by measure."""
+        groups = {name: {str(kind): bar_of(by_kind[kind]) for kind in KINDS} for name, by_kind in self.seconds.items()}
+        caption = f"{self.schedules:,} schedules, {EXPRESSIONS} expressions. {described(self.machine)}."
+        return Plot("cron-ticks bench calendar", "seconds", groups, caption=caption)
+
     def _ratios(self, name: str) -> list[float]:
         by_kind = self.seconds[name]
         return [cron / interval for cron, interval in zip(by_kind["cron"], by_kind["interval"], strict=True)]
@@ -221,12 +229,13 @@ def _turns(courses: Sequence[Course], number: int) -> Iterator[Course]:
 
 
 async def run_calendar_rounds(
-    dsn: str, *, measures: Sequence[CalendarMeasure], schedules: int, rounds: int, progress: Callable[[str], None]
+    dsn: str, *, measures: Sequence[CalendarMeasure], schedules: int, rounds: int, progress: Steps
 ) -> CalendarFigures:
     """Every measure of both kinds once per round, in another order each time."""
     seconds: dict[str, dict[Kind, list[float]]] = {measure.name: {kind: [] for kind in KINDS} for measure in measures}
     async with AsyncExitStack() as stack:
         courses = [await stack.enter_async_context(_course(dsn, kind)) for kind in KINDS]
+        progress.expect(rounds * len(measures) * len(KINDS))
         for number in range(rounds):
             for measure in measures:
                 for course in _turns(courses, number):

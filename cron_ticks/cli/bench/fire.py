@@ -27,7 +27,16 @@ from rich.table import Table
 
 import cron_ticks
 from cron_ticks.cli.bench.fire_tables import Tables, open_tables
-from cron_ticks.cli.bench.machine import LONGEST_LINE, describe_machine, environment_with, fresh_database, started
+from cron_ticks.cli.bench.machine import (
+    LONGEST_LINE,
+    describe_machine,
+    described,
+    environment_with,
+    fresh_database,
+    started,
+)
+from cron_ticks.cli.bench.plot import Plot
+from cron_ticks.cli.bench.progress import Steps
 from cron_ticks.cli.bench.rounds import EVENTS, Figures
 from cron_ticks.database import open_database
 from cron_ticks.errors import CronTicksError
@@ -237,6 +246,13 @@ class FireFigures:
             table.add_row(label, f"{statistics.median(values):,.1f} ms ({min(values):,.1f} to {max(values):,.1f})")
         return table
 
+    def plot(self) -> Plot | None:
+        """The drains."""
+        if not self.drains.rates:
+            return None
+        caption = f"Median and range of {self.rounds} rounds. {described(self.drains.machine)}."
+        return Plot("cron-ticks bench fire", "ticks a second", self.drains.bars(), caption=caption)
+
     def _lateness(self) -> dict[str, list[float]]:
         return {name: [values[name] for values in self.steady] for name in STEADY_FIGURES} if self.steady else {}
 
@@ -247,7 +263,7 @@ async def run_fire_rounds(
     measures: Sequence[FireMeasure],
     load: Load,
     rounds: int,
-    progress: Callable[[str], None],
+    progress: Steps,
     levels: Mapping[str, str] = NO_LEVELS,
 ) -> FireFigures:
     """Every measure once per round, the contenders in another order each time; ours also with other `levels`."""
@@ -257,6 +273,7 @@ async def run_fire_rounds(
     }
     async with AsyncExitStack() as stack:
         courses = [await stack.enter_async_context(_course(dsn, name, levels.get(name))) for name in names]
+        progress.expect(rounds * sum(len(results[measure.name]) for measure in measures))
         for number in range(rounds):
             for measure in measures:
                 for course in courses[number % len(courses) :] + courses[: number % len(courses)]:

@@ -79,6 +79,17 @@ async def describe_machine(dsn: str) -> dict[str, Any]:
     }
 
 
+def described(machine: Mapping[str, Any]) -> str:
+    """In a line, for a caption."""
+    if not machine:
+        return ""
+    disk = "which waits for the disk" if machine["durable"] else "which does not wait for the disk"
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"PostgreSQL {machine['postgresql']}, {disk}"
+    )
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -15,7 +15,16 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from rich import box
 from rich.table import Table
 
-from cron_ticks.cli.bench.machine import LONGEST_LINE, describe_machine, environment_with, fresh_database, started
+from cron_ticks.cli.bench.machine import (
+    LONGEST_LINE,
+    describe_machine,
+    described,
+    environment_with,
+    fresh_database,
+    started,
+)
+from cron_ticks.cli.bench.plot import Bar, Plot, bar_of
+from cron_ticks.cli.bench.progress import Steps
 from cron_ticks.errors import CronTicksError
 from cron_ticks.events import DEFAULT_LEVEL, LEVELS
 from cron_ticks.settings import PREFIX
@@ -173,9 +182,27 @@ class Figures:
 
     def table(self) -> Table:
         """For people: the median with the range, and our ratio to it."""
-        rounds = len(next(iter(next(iter(self.rates.values())).values())))
-        caption = f"messages a second, median of {rounds} rounds (lowest to highest); ratio: ours to theirs, per round"
+        caption = (
+            f"messages a second, median of {self.rounds} rounds (lowest to highest); ratio: ours to theirs, per round"
+        )
         return self.fill(Table(title="cron-ticks bench queue", caption=caption, box=box.SIMPLE_HEAD))
+
+    def plot(self) -> Plot:
+        """All measures."""
+        caption = f"Median and range of {self.rounds} rounds. {described(self.machine)}."
+        return Plot("cron-ticks bench queue", "messages a second", self.bars(), logarithmic=True, caption=caption)
+
+    def bars(self) -> dict[str, dict[str, Bar]]:
+        """A group per measure."""
+        return {
+            measure: {name: bar_of(rates) for name, rates in by_contender.items()}
+            for measure, by_contender in self.rates.items()
+        }
+
+    @property
+    def rounds(self) -> int:
+        """How many values each has."""
+        return len(next(iter(next(iter(self.rates.values())).values())))
 
     def fill(self, table: Table) -> Table:
         """A column per contender, a row per measure."""
@@ -202,7 +229,7 @@ async def run_rounds(
     measures: Sequence[Measure],
     messages: int,
     rounds: int,
-    progress: Callable[[str], None],
+    progress: Steps,
 ) -> Figures:
     """Every measure of every contender once per round, the contenders in another order each time."""
     rates: dict[str, dict[str, list[float]]] = {
@@ -214,6 +241,7 @@ async def run_rounds(
             for contender in contenders
         ]
         versions = {course.contender.name: (await course.ask("setup"))["version"] for course in courses}
+        progress.expect(rounds * len(measures) * len(courses))
         for number in range(rounds):
             for measure in measures:
                 for course in courses[number % len(courses) :] + courses[: number % len(courses)]:
