@@ -350,7 +350,7 @@ async def test_a_worker_does_not_take_its_own_tokens_for_a_dead_ones(
     await manager.send("queue", workspace_id="answer lost")
     tokens = {token.workspace_id: token.id for token in await first.lease()}
     later = await in_eleven_seconds(connection)
-    assert (await first.see(now=later, in_hand=[tokens["mine"]])).expired == 1
+    assert (await first.see(now=later, in_hand={tokens["mine"]: ("queue", "mine")})).expired == 1
     assert await connection.fetchval("SELECT array_agg(id) FROM queue_tokens") == [tokens["mine"]]
     assert (await second.see(now=later)).expired == 1
 
@@ -482,7 +482,7 @@ async def test_messages_of_a_dead_worker_run_one_by_one(
     assert [row["attempts"] for row in attempts] == [1, 1, 2, 2, 2, 2]
 
 
-SWEEPING: tuple[object, ...] = (True, False, [], [], [], [])  # of a look: the last arguments
+SWEEPING: tuple[object, ...] = (True, False, [], [], [], [], [], [])  # of a look: the last arguments
 
 
 async def plan_nodes(connection: Any, statement: str, *arguments: object) -> tuple[set[str], int]:
@@ -516,7 +516,21 @@ FROM generate_series(1, $1::int) AS n
 
 async def look_buffers(database: Database, connection: Any) -> int:
     ids = [f"token_{number}" for number in range(10)]
-    arguments: tuple[object, ...] = (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ids, LEASE, False, [], *SWEEPING)
+    arguments: tuple[object, ...] = (
+        None,
+        "ticker_me",
+        False,
+        ["queue"],
+        [1],
+        [1000],
+        [],
+        [],
+        ids,
+        LEASE,
+        False,
+        [],
+        *SWEEPING,
+    )
     scanned, buffers = await plan_nodes(connection, database.sql(LOOK.at("all")), *arguments)
     assert "queue_messages" not in scanned
     return buffers

@@ -48,6 +48,11 @@ class Floors:
         return self._levels is None or self._sweeps.due
 
     @property
+    def in_use(self) -> bool:
+        """Whether looks begin at floors at present."""
+        return self._levels is not None
+
+    @property
     def naming(self) -> bool:
         """Whether the next look should name levels."""
         return self._suspected

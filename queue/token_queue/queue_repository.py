@@ -181,17 +181,18 @@ class QueueRepository:
         asleep: bool = False,
         served: Sequence[tuple[str, str]] = (),
         suspect: bool = False,
-        in_hand: Sequence[str] = (),
+        in_hand: Mapping[str, tuple[str, str]] | None = None,
         naming: bool = False,
         floors: Mapping[Level, datetime] | None = None,
         now: datetime | None = None,
     ) -> Look:
         """Say that this worker is there, take what dead ones left, and lease up to `most` pairs.
 
-        `suspect`: it has one in hand and can't take another; `in_hand`: its own tokens, which are not a dead worker's.
-        With `floors` only these levels are looked at.
+        `suspect`: it has one in hand and can't take another; `in_hand`: its own tokens, which are not a dead worker's,
+        with their pairs. With `floors` only these levels are looked at; otherwise all, and `naming` names them.
         """
         levels = {} if floors is None else floors
+        own = {} if in_hand is None else in_hand
         rows = await self._database.fetch(
             sql.LOOK.at(self._events),
             now,
@@ -205,13 +206,15 @@ class QueueRepository:
             [new_token_id() for _ in range(most)],
             lease,
             suspect,
-            in_hand,
+            list(own),
             floors is None,
             naming or floors is not None,
             [queue_name for queue_name, _, _ in levels],
             [workspace for _, workspace, _ in levels],
             [priority for _, _, priority in levels],
             list(levels.values()),
+            [queue_name for queue_name, _ in own.values()],
+            [workspace for _, workspace in own.values()],
         )
         return _look(rows, swept=floors is None)
 

@@ -131,11 +131,11 @@ WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2
 #   with but can't be removed yet lies in its way, so that this is a sweep ($13): see `floors`. Otherwise one probe per
 #   level that is known ($15 to $18), from the time on below which nothing was left there.
 # - `leased`: pairs with due messages, a free slot and room in this process, those not served lately first, then the
-#   earliest due. A pair that this worker holds already is not free for it: one fetch for two tokens of a pair would
-#   give out its messages twice. Of two workers the unique key lets one through. Inserted in the order of the key, so
-#   that two workers never wait for each other in a circle. Nothing is read of the pair's messages here: only a later
-#   statement sees what the last holder has done with them. Pairs that begin with a suspect are left to others while
-#   this worker has one in hand ($11): see FETCH_MESSAGES.
+#   earliest due. A pair that this worker holds already ($19, $20) is not free for it: one fetch for two tokens of a
+#   pair would give out its messages twice. Of two workers the unique key lets one through. Inserted in the order of the
+#   key, so that two workers never wait for each other in a circle. Nothing is read of the pair's messages here: only a
+#   later statement sees what the last holder has done with them. Pairs that begin with a suspect are left to others
+#   while this worker has one in hand ($11): see FETCH_MESSAGES.
 #
 # The result has the times in which something may be due that isn't now, how long the server looked for levels, and a
 # row per token leased. Then a row per level with its earliest message, if they are wanted ($14).
@@ -229,6 +229,7 @@ due AS (
         array_agg(process_after) AS earliest
     FROM level
     WHERE process_after <= (SELECT instant FROM clock)
+        AND (queue_name, workspace) NOT IN (SELECT * FROM unnest($19::text[], $20::text[]))
     GROUP BY queue_name, workspace
     HAVING NOT $11 OR bool_or(worker_deaths = 0)
 ),
@@ -332,7 +333,7 @@ WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT token.id, token.leased_by, token.queue_name, coalesce(token.workspace_id, '') AS workspace,
+    SELECT token.id, token.leased_by, token.queue_name, coalesce(token.workspace_id, '') AS workspace, token.slot,
         wanted.most, wanted.empty_handed, wanted.in_order, wanted.urgent, wanted.high, wanted.normal, wanted.low
     FROM unnest($2::text[], $3::int[], $5::boolean[], $6::boolean[],
             $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[])
@@ -344,9 +345,15 @@ held AS MATERIALIZED (
 others AS MATERIALIZED (
     SELECT unnest(token.in_flight) AS id
     FROM held
-    JOIN {schema}.queue_tokens AS token
-        ON token.queue_name = held.queue_name AND coalesce(token.workspace_id, '') = held.workspace
-            AND token.id <> held.id
+    CROSS JOIN LATERAL (
+        SELECT in_flight
+        FROM {schema}.queue_tokens
+        WHERE queue_name = held.queue_name AND coalesce(workspace_id, '') = held.workspace AND slot < held.slot
+        UNION ALL
+        SELECT in_flight
+        FROM {schema}.queue_tokens
+        WHERE queue_name = held.queue_name AND coalesce(workspace_id, '') = held.workspace AND slot > held.slot
+    ) AS token
 ),
 found AS MATERIALIZED (
     SELECT held.id AS token_id, held.empty_handed, held.in_order, message.*

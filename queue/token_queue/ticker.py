@@ -183,7 +183,7 @@ class MessageTicker:
                 asleep=asleep,
                 served=list(self._hand.served),
                 suspect=self._hand.suspect,
-                in_hand=list(self._hand.pairs),
+                in_hand={pair.token_id: pair.key for pair in self._hand.pairs.values()},
                 naming=self._floors.naming,
                 floors=None if sweeping else self._floors.levels,
             )
@@ -234,6 +234,7 @@ class MessageTicker:
                 self._wakefulness.note_found(now)
             self._hand.put(pair, taken.messages, first=not pair.fetched)
             pair.fetched = True
+            pair.note_fetched(limited=self._floors.in_use)
             pair.reached |= {priority: self._floors.capped(moment) for priority, moment in taken.reached.items()}
             # What is left behind for now, as suspects are, is for others if we have nothing else of the pair.
             pair.drained = taken.drained or not (taken.messages or pair.in_hand)

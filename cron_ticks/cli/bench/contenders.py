@@ -32,7 +32,7 @@ WORKSPACES = 10
 LEASE = timedelta(hours=1)
 BATCH = 1000
 AWAKE = NO_SUSPECTS = False  # arguments of the statements
-NO_LEVELS: tuple[object, ...] = (True, False, [], [], [], [])
+NO_LEVELS: tuple[object, ...] = (True, False, [], [], [], [], [], [])
 NO_FLOORS: tuple[list[None], ...] = ([None],) * 4
 
 LAST_SENT = "SELECT ARRAY[id] FROM {schema}.queue_messages ORDER BY sequence DESC LIMIT 1"
