@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cron_ticks.sweeps import RESTS, Sweeps
-from token_queue.floors import MOST_EMPTY_LEVELS, NO_FLOORS, QUICK, QUICK_PER_LEVEL, SLACK, Floors, Level
+from token_queue.floors import MOST_EMPTY_LEVELS, MOST_PAIRS, NO_FLOORS, QUICK, QUICK_PER_LEVEL, SLACK, Floors, Level
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SLOW = QUICK * 10
@@ -76,7 +76,7 @@ def slow(floors: Floors, earliest: dict[Level, datetime]) -> None:
 
 
 def test_no_floor_is_above_what_is_being_sent(floors: Floors) -> None:
-    """Of a level whose messages wait, and of one that is empty; a sender that has not committed yet is not passed by."""
+    """Neither of a level whose messages wait nor of an empty one: a sender may not have committed yet."""
     slow(floors, {LEVEL: NOW + timedelta(hours=1)})
     assert floors.levels == {LEVEL: NOW - SLACK}
     later = NOW + timedelta(seconds=10)
@@ -92,13 +92,22 @@ def test_a_level_that_no_look_has_probed_keeps_the_floor_of_the_sweep(floors: Fl
     assert floors.of_pair("queue", "another") == (NOW - SLACK,) * 4
 
 
-def test_pairs_that_this_process_fired_for_are_looked_at(floors: Floors) -> None:
-    floors.expect([("queue", "new")])
+def test_pairs_that_were_busy_lately_are_looked_at_too(floors: Floors) -> None:
+    """Before the sweep or after it."""
+    floors.expect([("queue", "before")])
     assert floors.levels == {}
     slow(floors, {LEVEL: NOW - timedelta(hours=1)})
-    floors.expect([("queue", "new"), ("queue", "ws")])
+    floors.expect([("queue", "after"), ("queue", "ws")])
     assert floors.levels[LEVEL] == NOW - timedelta(hours=1)
-    assert [floors.levels["queue", "new", priority] for priority in range(4)] == [NOW - SLACK] * 4
+    for workspace in ("before", "after"):
+        assert [floors.levels["queue", workspace, priority] for priority in range(4)] == [NOW - SLACK] * 4
+
+
+def test_of_many_busy_pairs_the_last_are_remembered(floors: Floors) -> None:
+    floors.expect(("queue", str(number)) for number in range(MOST_PAIRS + 1))
+    slow(floors, {})
+    assert len(floors.levels) == 4 * MOST_PAIRS
+    assert ("queue", "0", 2) not in floors.levels
 
 
 def test_a_quick_sweep_ends_it(floors: Floors, clock: Clock) -> None:

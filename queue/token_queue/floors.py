@@ -21,6 +21,7 @@ QUICK = timedelta(milliseconds=4)
 QUICK_PER_LEVEL = timedelta(microseconds=20)
 SLACK = timedelta(milliseconds=500)  # between sending and commit, as usual: a floor lies so far behind the clock
 MOST_EMPTY_LEVELS = 1000  # that are remembered beside those with messages
+MOST_PAIRS = MOST_EMPTY_LEVELS // 4  # that had something to do lately, and may soon have again
 PRIORITIES = 4
 
 Level = tuple[str, str, int]  # queue, workspace ('' for the system-wide), priority
@@ -40,6 +41,7 @@ class Floors:
         self._sweeps = Sweeps() if sweeps is None else sweeps
         self._suspected = False
         self._levels: dict[Level, datetime] | None = None
+        self._pairs: dict[tuple[str, str], None] = {}  # the one that was busy last at the end
         self._swept_until = self._looked_until = datetime.min.replace(tzinfo=UTC)
 
     @property
@@ -79,10 +81,18 @@ class Floors:
         return min(reached, self._looked_until)
 
     def expect(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """These pairs got messages of this process after the last sweep."""
+        """These pairs have messages, or had some: they are looked at too, if they are empty at the next sweep."""
+        for pair in pairs:
+            self._pairs.pop(pair, None)
+            self._pairs[pair] = None
+            self._look_at(pair)
+        while len(self._pairs) > MOST_PAIRS:
+            del self._pairs[next(iter(self._pairs))]
+
+    def _look_at(self, pair: tuple[str, str]) -> None:
         if self._levels is not None:
-            for (queue_name, workspace), priority in ((pair, level) for pair in pairs for level in range(PRIORITIES)):
-                self._levels.setdefault((queue_name, workspace, priority), self._swept_until)
+            for priority in range(PRIORITIES):
+                self._levels.setdefault((*pair, priority), self._swept_until)
 
     def note_swept(self, earliest: Mapping[Level, datetime], instant: datetime, *, took: timedelta, count: int) -> bool:
         """A sweep found so many levels; whether floors begin anew."""
@@ -93,6 +103,8 @@ class Floors:
         elif named:
             self._swept_until = instant - SLACK
             self._note(earliest, instant)
+            for pair in self._pairs:
+                self._look_at(pair)
             self._sweeps.rest(took.total_seconds())
         return slow and named
 

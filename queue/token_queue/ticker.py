@@ -79,6 +79,7 @@ class MessageTicker:
         writer: OutcomeWriter,
         pause: Pause,
         hears: Callable[[], bool] = lambda: False,
+        floors: Floors | None = None,
     ) -> None:
         self._queue = queue
         self._handlers = handlers.all()
@@ -96,7 +97,7 @@ class MessageTicker:
         self._fired_pairs: set[tuple[str, str | None]] = set()  # whose holders may not know of it
         self._woken: set[str] = set()  # queues whose workers were woken up by the firing under way
         self._look_at = 0.0  # when something known becomes due
-        self._floors = Floors()
+        self._floors = Floors() if floors is None else floors
 
     async def run_once(self) -> float:
         """Take as many messages as there is room for."""
@@ -166,6 +167,7 @@ class MessageTicker:
         self._look_at = now + self._known_seconds(look)
         if look.expired:
             log.warning("tokens_expired", tokens=look.expired, messages_charged=look.charged)
+        self._floors.expect((token.queue_name, token.workspace_id or "") for token in look.leased)
         for token in look.leased:
             handler = self._by_queue[token.queue_name]
             valid_until = now + self._settings.lease_seconds
