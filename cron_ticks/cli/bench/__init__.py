@@ -132,7 +132,23 @@ def bench_bloat(  # noqa: PLR0917 - typer's way of declaring options
     plot: PlotFile = None,
 ) -> None:
     """Bloat: what is left of the speed when another session has held an old snapshot for long."""
-    measure = partial(bloat.run_bloat_rounds, load=bloat.BloatLoad(count, slices), rounds=rounds)
+    show_bloat_figures(bloat.OURS, count, slices, rounds, dsn, only=only, as_json=as_json, plot=plot)
+
+
+def show_bloat_figures(
+    contenders: tuple[Contender, ...],
+    count: int,
+    slices: int,
+    rounds: int,
+    dsn: str | None,
+    *,
+    only: str,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Run the rounds and print what came out."""
+    load = bloat.BloatLoad(count, slices)
+    measure = partial(bloat.run_bloat_rounds, contenders=contenders, load=load, rounds=rounds)
     _show_figures(measure, bloat.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
 
 

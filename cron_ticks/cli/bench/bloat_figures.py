@@ -20,6 +20,7 @@ EDGE = 3  # slices at the beginning, and at the end, that are compared
 class Drain:
     """One drain: the rate of each slice, and the dead rows that were there in the end."""
 
+    count: int
     rates: list[float]
     dead_rows: int
 
@@ -92,6 +93,7 @@ class BloatFigures:
 def _shown(drains: Sequence[Drain]) -> dict[str, Any]:
     ratios = [drain.ratio for drain in drains]
     return {
+        "count": drains[0].count,
         "per_second": [[round(rate, 1) for rate in drain.rates] for drain in drains],
         "dead_rows": [drain.dead_rows for drain in drains],
         "ratio": {

@@ -29,7 +29,7 @@ async def consume_in_slices(course: Course, count: int, processes: int, slices: 
         async with held_snapshot(course.dsn, held=held):
             reports, start = await _consume(course, count, processes)
             await _check(course, reports, count)
-            return Drain(slice_rates(reports, start, count, slices), await dead_rows(connection))
+            return Drain(count, slice_rates(reports, start, count, slices), await dead_rows(connection))
     finally:
         await connection.close()
 

@@ -107,7 +107,7 @@ async def fire_in_slices(dsn: str, count: int, processes: int, slices: int, *, h
         async with held_snapshot(dsn, held=held), _workers(dsn, processes) as workers:
             rates = [await _fire(connection, workers, (number + 1) * (count // slices)) for number in range(slices)]
         await _check(connection, count // slices * slices)
-        return Drain(rates, await dead_rows(connection))
+        return Drain(count // slices * slices, rates, await dead_rows(connection))
     finally:
         await connection.close()
 
