@@ -52,6 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sweep counts as slow."""
     monkeypatch.setattr(floors, "QUICK", timedelta(0))
     monkeypatch.setattr(floors, "QUICK_PER_LEVEL", timedelta(0))
+    monkeypatch.setattr(floors, "FEW_DEAD", 0)
 
 
 class Clock:

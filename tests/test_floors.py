@@ -5,7 +5,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cron_ticks.sweeps import RESTS, Sweeps
-from token_queue.floors import MOST_EMPTY_LEVELS, MOST_PAIRS, NO_FLOORS, QUICK, QUICK_PER_LEVEL, SLACK, Floors, Level
+from token_queue.floors import (
+    FEW_DEAD,
+    MOST_EMPTY_LEVELS,
+    MOST_PAIRS,
+    NO_FLOORS,
+    QUICK,
+    QUICK_PER_LEVEL,
+    SLACK,
+    Floors,
+    Level,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SLOW = QUICK * 10
@@ -32,9 +42,9 @@ def floors(clock: Clock) -> Floors:
     return Floors(Sweeps(clock))
 
 
-def sweep(floors: Floors, earliest: dict[Level, datetime], *, took: timedelta = SLOW, at: datetime = NOW) -> bool:
+def sweep(floors: Floors, earliest: dict[Level, datetime], *, took: timedelta = SLOW, dead: int = FEW_DEAD) -> bool:
     assert floors.sweeping
-    return floors.note_swept(earliest if floors.naming else {}, at, took=took, count=len(earliest))
+    return floors.note_swept(earliest if floors.naming else {}, NOW, took=took, count=len(earliest), dead=dead)
 
 
 def test_as_long_as_sweeps_are_quick_every_look_is_one(floors: Floors) -> None:
@@ -49,6 +59,12 @@ def test_a_single_slow_sweep_may_be_a_busy_machine(floors: Floors) -> None:
     assert (floors.sweeping, floors.naming) == (True, True)
     assert not sweep(floors, {LEVEL: NOW}, took=QUICK)
     assert (floors.sweeping, floors.naming) == (True, False)
+
+
+def test_where_few_rows_are_dead_they_are_not_the_reason(floors: Floors) -> None:
+    for _ in range(3):
+        assert not sweep(floors, {LEVEL: NOW}, dead=FEW_DEAD - 1)
+        assert (floors.sweeping, floors.naming) == (True, False)
 
 
 def test_many_levels_take_longer_and_are_not_slow(floors: Floors) -> None:

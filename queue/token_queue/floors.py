@@ -19,6 +19,7 @@ from cron_ticks.sweeps import Sweeps
 # between two looks, so that nobody notices. A level that is looked at has its price in any case.
 QUICK = timedelta(milliseconds=4)
 QUICK_PER_LEVEL = timedelta(microseconds=20)
+FEW_DEAD = 5000  # rows: they can't be what takes a sweep so long
 SLACK = timedelta(milliseconds=500)  # between sending and commit, as usual: a floor lies so far behind the clock
 MOST_EMPTY_LEVELS = 1000  # that are remembered beside those with messages
 MOST_PAIRS = MOST_EMPTY_LEVELS // 4  # that had something to do lately, and may soon have again
@@ -33,8 +34,9 @@ class Floors:
     """What this process knows of levels, and whether the next look is a sweep.
 
     As long as sweeps are quick every look is one and nothing is kept. The server says how long it looked: neither the
-    way to it nor what a look does with what it found counts. A single slow one may be due to a busy machine. So after
-    it comes another that also names the levels, and if that is slow too, looks begin at the floors for a while.
+    way to it nor what a look does with what it found counts. One among few dead rows is slow for another reason, and a
+    single one may be due to a busy machine. So after it comes another that also names the levels, and if that is slow
+    too, looks begin at the floors for a while.
     """
 
     def __init__(self, sweeps: Sweeps | None = None) -> None:
@@ -94,9 +96,11 @@ class Floors:
             for priority in range(PRIORITIES):
                 self._levels.setdefault((*pair, priority), self._swept_until)
 
-    def note_swept(self, earliest: Mapping[Level, datetime], instant: datetime, *, took: timedelta, count: int) -> bool:
-        """A sweep found so many levels; whether floors begin anew."""
-        slow = took > QUICK + count * QUICK_PER_LEVEL
+    def note_swept(
+        self, earliest: Mapping[Level, datetime], instant: datetime, *, took: timedelta, count: int, dead: int
+    ) -> bool:
+        """A sweep found so many levels, among so many dead rows; whether floors begin anew."""
+        slow = took > QUICK + count * QUICK_PER_LEVEL and dead >= FEW_DEAD
         named, self._suspected = self._suspected, slow
         if not slow:
             self._levels = None

@@ -54,6 +54,7 @@ class Look:
     instant: datetime
     took: timedelta  # on the server, until the levels were found
     count: int  # of levels with unfinished messages
+    dead: int  # versions of messages that were not removed yet, as far as the server has counted
     earliest: dict[Level, datetime]  # of each level, if they were to be named
     swept: bool  # without floors
 
@@ -410,6 +411,7 @@ def _look(rows: Sequence[asyncpg.Record], *, swept: bool) -> Look:
         first["instant"],
         first["took"],
         first["levels"],
+        first["dead"],
         {
             (row["queue_name"], row["workspace_id"], row["priority"]): row["earliest"]
             for row in rows

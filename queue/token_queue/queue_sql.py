@@ -137,8 +137,8 @@ WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2
 #   later statement sees what the last holder has done with them. Pairs that begin with a suspect are left to others
 #   while this worker has one in hand ($11): see FETCH_MESSAGES.
 #
-# The result has the times in which something may be due that isn't now, how long the server looked for levels, and a
-# row per token leased. Then a row per level with its earliest message, if they are wanted ($14).
+# The result has the times in which something may be due that isn't now, how long the server looked for levels and how
+# many dead rows it counts, and a row per token leased. Then a row per level with its earliest message, if wanted ($14).
 LOOK = noted(
     """
 WITH RECURSIVE clock AS (
@@ -221,7 +221,8 @@ level AS MATERIALIZED (
 ),
 looked AS MATERIALIZED (
     SELECT count(*) AS levels, min(process_after) FILTER (WHERE process_after > (SELECT instant FROM clock)) AS next_at,
-        clock_timestamp() - statement_timestamp() AS took
+        clock_timestamp() - statement_timestamp() AS took,
+        pg_stat_get_dead_tuples('{schema}.queue_messages'::regclass) AS dead
     FROM level
 ),
 due AS (
@@ -289,7 +290,7 @@ leased AS (
 SELECT found.*, summary.*
 FROM (
     SELECT instant, (SELECT count(*) FROM expired) AS expired, (SELECT count(*) FROM charged) AS charged,
-        looked.levels, looked.took, looked.next_at - instant AS due_in,
+        looked.levels, looked.took, looked.dead, looked.next_at - instant AS due_in,
         (SELECT min(leased_until) FROM {schema}.queue_tokens WHERE leased_until > instant) - instant AS expiry_in
     FROM clock, looked
 ) AS summary

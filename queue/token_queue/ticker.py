@@ -199,7 +199,7 @@ class MessageTicker:
     def _note_levels(self, look: Look) -> None:
         if not look.swept:
             self._floors.note_looked(look.earliest, look.instant)
-        elif self._floors.note_swept(look.earliest, look.instant, took=look.took, count=look.count):
+        elif self._floors.note_swept(look.earliest, look.instant, took=look.took, count=look.count, dead=look.dead):
             for pair in self._hand.pairs.values():
                 pair.reached.clear()
 
