@@ -5,13 +5,12 @@ the speed of each, not the speed. The peers are those of `queue_peers.py`.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import typer
-from queue_peers import HERE, PEERS, install_peers
+from environments import HERE, contract_folder, install_peers
+from queue_peers import ENVIRONMENT, PEERS
 
-from cron_ticks.cli.bench import BenchDsn, BloatCount, Only, PlotFile, Rounds, Slices, contract, show_bloat_figures
+from cron_ticks.cli.bench import BenchDsn, BloatCount, Only, PlotFile, Rounds, Slices, show_bloat_figures
 from cron_ticks.cli.bench.bloat import OURS
 from cron_ticks.cli.bench.rounds import Contender
 from cron_ticks.cli.common import Json
@@ -19,19 +18,19 @@ from cron_ticks.cli.common import Json
 SHARES = {"PgQueuer": 0.1, "Procrastinate": 0.02}  # of the messages
 
 
-def main(
+def main(  # noqa: PLR0917 - typer's way of declaring options
     count: BloatCount = 1_000_000,
     slices: Slices = 20,
     rounds: Rounds = 1,
     only: Only = "messages",
     dsn: BenchDsn = None,
+    plot: PlotFile = None,
     *,
     as_json: Json = False,
-    plot: PlotFile = None,
 ) -> None:
     """Measure, and print a table or JSON."""
-    python = install_peers()
-    environment = {"PYTHONPATH": str(Path(contract.__file__).parent)}
+    python = install_peers(ENVIRONMENT, "requirements.txt")
+    environment = {"PYTHONPATH": str(contract_folder(ENVIRONMENT))}
     peers = [
         Contender(name, (str(python), str(HERE / "peers" / PEERS[name][0])), share, environment)
         for name, share in SHARES.items()
@@ -41,5 +40,4 @@ def main(
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONPATH", None)
-    sys.path.insert(0, str(HERE.parent))
     typer.run(main)

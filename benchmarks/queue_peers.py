@@ -6,35 +6,18 @@ settings that their documentation names as the best; why each was chosen stands 
 """
 
 import os
-import subprocess
-import sys
-import venv
-from pathlib import Path
 
 import typer
+from environments import HERE, contract_folder, install_peers
 
-from cron_ticks.cli.bench import BenchDsn, Messages, Only, PlotFile, Rounds, contract, show_queue_figures
+from cron_ticks.cli.bench import BenchDsn, Messages, Only, PlotFile, Rounds, show_queue_figures
 from cron_ticks.cli.bench.rounds import OWN_CONTENDERS, Contender
 from cron_ticks.cli.common import Json
 
-HERE = Path(__file__).parent
-ENVIRONMENT = HERE.parent / ".cache" / "queue_peers"
+ENVIRONMENT = "queue_peers"
 
 # Procrastinate takes a job at a time, so it gets fewer of them.
 PEERS = {"PgQueuer": ("pgqueuer_contender.py", 1.0), "Procrastinate": ("procrastinate_contender.py", 0.1)}
-
-
-def install_peers() -> Path:
-    """A virtual environment with the peers; its Python."""
-    python = ENVIRONMENT / "bin" / "python"
-    wanted = (HERE / "peers" / "requirements.txt").read_text()
-    done = ENVIRONMENT / "installed.txt"
-    if not done.exists() or done.read_text() != wanted:
-        venv.create(ENVIRONMENT, with_pip=True, clear=True)
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*command, "-r", HERE / "peers" / "requirements.txt"], check=True)  # noqa: S603
-        done.write_text(wanted)
-    return python
 
 
 def main(
@@ -42,13 +25,13 @@ def main(
     rounds: Rounds = 5,
     only: Only = "",
     dsn: BenchDsn = None,
+    plot: PlotFile = None,
     *,
     as_json: Json = False,
-    plot: PlotFile = None,
 ) -> None:
     """Measure, and print a table or JSON."""
-    python = install_peers()
-    environment = {"PYTHONPATH": str(Path(contract.__file__).parent)}
+    python = install_peers(ENVIRONMENT, "requirements.txt")
+    environment = {"PYTHONPATH": str(contract_folder(ENVIRONMENT))}
     peers = [
         Contender(name, (str(python), str(HERE / "peers" / script)), share, environment)
         for name, (script, share) in PEERS.items()
@@ -58,5 +41,4 @@ def main(
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONPATH", None)
-    sys.path.insert(0, str(HERE.parent))
     typer.run(main)

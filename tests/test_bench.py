@@ -29,25 +29,6 @@ async def test_every_measure_of_both_contenders_has_a_figure_per_round(dsn: str,
             assert all(rate > 0 for rate in figures["per_second"])
 
 
-async def test_firing_is_measured_beside_the_bare_statement_and_under_a_steady_load(
-    dsn: str, processes: Processes
-) -> None:
-    """It fails by itself if an occurrence has no message or two."""
-    size = ("--ticks", "2000", "--per-second", "50", "--seconds", "1", "--rounds", "1")
-    running = await processes.cron_ticks("bench", "fire", *size, "--json", "--dsn", dsn)
-    report = json.loads(await running.output(110))
-    assert await running.wait() == 0, running.errors
-    assert report["ticks"] == 2000
-    assert set(report["measures"]) == {measure.name for measure in fire.MEASURES if measure.compared}
-    for by_contender in report["measures"].values():
-        assert set(by_contender) == {"cron_ticks", "bare SQL"}
-        assert all(figures["per_second"][0] > 0 for figures in by_contender.values())
-    (lateness,) = report["steady"]["rounds"]
-    assert 0 < lateness["ticks"] <= 100
-    assert 0 <= lateness["p50_ms"] <= lateness["p99_ms"] <= lateness["max_ms"]
-    assert report["steady"]["p99_ms"]["median"] == lateness["p99_ms"]
-
-
 @pytest.mark.parametrize(
     ("kind", "size"),
     [("queue", ("--messages", "100", "--only", "send by")), ("fire", ("--ticks", "2000", "--only", "drain, 1"))],

@@ -26,6 +26,16 @@ Messages = Annotated[int, typer.Option(help="Messages per measure; a tenth of th
 Ticks = Annotated[int, typer.Option(help="Due ticks per drain.", min=2000, max=100_000)]
 PerSecond = Annotated[int, typer.Option(help="Ticks a second of the steady load.", min=10, max=10_000)]
 SteadySeconds = Annotated[float, typer.Option(help="How long the steady load is measured.", min=1, max=3600)]
+Bursts = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--burst",
+        help="Schedules that fall due at the same instant; may be repeated. Default: 1000, 10000 and 100000.",
+        min=100,
+        max=100_000,
+        show_default=False,
+    ),
+]
 Schedules = Annotated[int, typer.Option(help="Schedules of each kind.", min=300, max=1_000_000)]
 Audited = Annotated[int, typer.Option("--schedules", help="Schedules.", min=300, max=1_000_000)]
 Hours = Annotated[int, typer.Option(help="Hours of the ledger; one of them is audited.", min=1, max=24)]
@@ -71,6 +81,7 @@ def bench_queue(  # noqa: PLR0917 - typer's way of declaring options
 @bench_app.command("fire")
 def bench_fire(  # noqa: PLR0917 - typer's way of declaring options
     ticks: Ticks = 20_000,
+    burst: Bursts = None,
     per_second: PerSecond = 1000,
     seconds: SteadySeconds = 20,
     rounds: Rounds = 5,
@@ -80,11 +91,11 @@ def bench_fire(  # noqa: PLR0917 - typer's way of declaring options
     as_json: Json = False,
     plot: PlotFile = None,
 ) -> None:
-    """Firing: due ticks into messages, beside the bare statement in turn, and lateness under a steady load."""
-    load = fire.Load(ticks, per_second, seconds)
+    """Firing: due ticks into messages, beside the bare statement in turn; bursts; lateness under a steady load."""
+    load = fire.Load(ticks, per_second, seconds, burst or fire.BURST_SIZES)
     levels = OTHER_LEVELS if events else {}
     measure = partial(fire.run_fire_rounds, load=load, rounds=rounds, levels=levels)
-    _show_figures(measure, fire.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
+    _show_figures(measure, fire.measures_of(load), dsn, only=only, as_json=as_json, plot=plot)
 
 
 @bench_app.command("calendar")

@@ -1,7 +1,7 @@
 """The processes of `bench fire`: the worker's application, and the bare statement.
 
 Both wait for the NOTIFY with which the product announces ticks, and say in JSON lines on standard error that they hear
-it and how many ticks they have fired.
+it and how many ticks they have fired. For a burst the bare one sleeps until the first tick is due, as the product does.
 
 Bare means: the very text that the product fires with, the queue's insert in it, by the same batch, prepared, one after
 the other on one connection that is set as the product's are. The rows that come back are received, but nobody makes
@@ -29,6 +29,7 @@ SCHEMA = "public"
 MISSED_AFTER = timedelta(seconds=Settings.model_fields["missed_after_seconds"].default)
 CHANNEL = f"cron_ticks.{SCHEMA}"
 
+DUE_IN = "SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float FROM cron_ticks"
 ANY_LEFT = "SELECT EXISTS (SELECT FROM cron_ticks)"
 FIRED_BY = "SELECT count(*) FROM cron_runs WHERE ticker_id = $1"
 
@@ -44,8 +45,8 @@ def say(event: str, **values: object) -> None:
     sys.stderr.flush()
 
 
-async def fire_bare(dsn: str, batch: int, statements: int) -> None:
-    """Run `statements` of them when told, and more if ticks are left then; wait for the end of stdin."""
+async def fire_bare(dsn: str, batch: int, statements: int, *, until_due: bool) -> None:
+    """Run `statements` of them when told, or when the ticks are due; more if some are left; wait for stdin's end."""
     reader = await stdin_lines()
     async with connected(dsn) as connection, connected(dsn) as listening:
         text = in_schema(firing_statement(QUEUE_SINK), SCHEMA)
@@ -61,13 +62,16 @@ async def fire_bare(dsn: str, batch: int, statements: int) -> None:
         await listening.add_listener(CHANNEL, note)
         say("notify_heard")
         await told.wait()
+        if until_due:
+            await asyncio.sleep(await connection.fetchval(DUE_IN))
         for _ in range(statements):
             await statement.executemany(arguments)
         while await connection.fetchval(ANY_LEFT):
             await statement.executemany(arguments)
+        say("all_fired")
         say("ticks_fired", ticks=await connection.fetchval(FIRED_BY, arguments[0][0]))
         await reader.read()
 
 
 if __name__ == "__main__":
-    run(fire_bare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    run(fire_bare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), until_due="--until-due" in sys.argv))

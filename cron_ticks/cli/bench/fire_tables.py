@@ -1,5 +1,6 @@
 """What `bench fire` puts into the tables beforehand and reads from them afterwards, by the database's clock."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -8,19 +9,20 @@ from typing import Any
 
 import asyncpg
 
+from cron_ticks.cli.bench.bursts import Burst
 from cron_ticks.cli.bench.contenders import WORKSPACES
 from cron_ticks.cli.bench.fire_processes import CHANNEL
 from cron_ticks.errors import CronTicksError
 from cron_ticks.ids import new_ulid
 from cron_ticks.listener import NOTIFY, TICKS_NOTICE
-from cron_ticks.schedules import DEFAULT_JITTER_RATIO
 
-# Of ticks that are due already: all of them less than a minute ago, and the next occurrences beyond the window, so that
-# the manager has nothing to do.
+# Of ticks that are due already: all of them so lately that none is missed, though it takes a while to make them; and
+# the next occurrences beyond the window, so that the manager has nothing to do.
 DUE_EVERY = timedelta(seconds=180)
-DUE_SINCE = timedelta(seconds=40)
-DUE_SPREAD = timedelta(seconds=20)
+DUE_SINCE = DUE_SPREAD = timedelta(seconds=5)
 MADE_BEFORE = timedelta(seconds=60)
+
+BURST_EVERY = timedelta(hours=1)
 
 CLEAR = """
 TRUNCATE cron_schedules, cron_schedule_cursors, cron_schedule_versions, cron_ticks, cron_runs, queue_messages,
@@ -111,6 +113,21 @@ FROM (
 ) AS runs
 """
 
+# How a burst went. A run says when its statement began; it was enqueued before its ticker began the next one, or, the
+# last one, before the end ($1). So nothing is shown as earlier than it was.
+BURST = """
+WITH statements AS (
+    SELECT ticker_id, ended_at, coalesce(lead(ended_at) OVER (PARTITION BY ticker_id ORDER BY ended_at), $1) AS done
+    FROM (SELECT DISTINCT ticker_id, ended_at FROM cron_runs) AS run
+)
+SELECT count(*) AS fired, percentile_cont(0.5) WITHIN GROUP (ORDER BY late) AS p50_ms,
+    percentile_cont(0.99) WITHIN GROUP (ORDER BY late) AS p99_ms, max(late) AS max_ms
+FROM (
+    SELECT extract(epoch FROM done - scheduled_for)::float * 1000 AS late
+    FROM cron_runs JOIN statements USING (ticker_id, ended_at)
+) AS runs
+"""
+
 ANY_DUE = "SELECT EXISTS (SELECT FROM cron_ticks WHERE due_at < $1)"
 
 
@@ -129,39 +146,78 @@ class Tables:
         instant: datetime = await self.connection.fetchval("SELECT statement_timestamp()")
         return instant
 
-    async def make_schedules(
-        self, count: int, *, every: timedelta, start: datetime, spread: timedelta, made: int = 0
-    ) -> None:
-        """Schedules with the default jitter, whose next occurrences are spread evenly from `start` on."""
-        arguments = (count, start, spread, every, made, new_ulid()[:10], DEFAULT_JITTER_RATIO, WORKSPACES)
-        await self.connection.fetch(MAKE_SCHEDULES, *arguments)
+    async def monotonic_zero(self) -> datetime:
+        """What the database's clock said when our own monotonic one was zero."""
+        before = time.monotonic()
+        now: datetime = await self.connection.fetchval("SELECT clock_timestamp()")
+        return now - timedelta(seconds=(before + time.monotonic()) / 2)
 
-    async def make_due_ticks(self, count: int) -> None:
-        """Due ticks, a schedule each; then nothing is left to write but the firing."""
-        now = await self.now()
-        await self.make_schedules(count, every=DUE_EVERY, start=now - DUE_SINCE, spread=DUE_SPREAD, made=1)
-        await self.connection.fetch(MAKE_TICKS, new_ulid()[:10], now - MADE_BEFORE)
+    async def make_schedules(
+        self,
+        count: int,
+        *,
+        every: timedelta,
+        start: datetime,
+        spread: timedelta = timedelta(0),
+        made: int = 0,
+        jitter: float = 0,
+    ) -> None:
+        """Schedules whose next occurrences are spread evenly from `start` on."""
+        arguments = (count, start, spread, every, made, new_ulid()[:10], jitter, WORKSPACES)
+        await self.connection.fetch(MAKE_SCHEDULES, *arguments)
         await self.connection.execute("VACUUM (ANALYZE) cron_schedules")
         await self.connection.execute("VACUUM (ANALYZE) cron_schedule_cursors")
-        await self.connection.execute("VACUUM (ANALYZE) cron_ticks")
-        with suppress(asyncpg.InsufficientPrivilegeError):
-            await self.connection.execute("CHECKPOINT")
 
-    async def announce_ticks(self, count: int) -> datetime:
-        """The start: what the product says when it has made ticks that are due. When it was said."""
-        waiting = await self.connection.fetchval("SELECT count(*) FROM cron_ticks")
-        if waiting != count:
-            raise CronTicksError(f"{count - waiting} ticks were fired before the start: give fewer --ticks")
+    async def announce_due_ticks(self, count: int) -> datetime:
+        """Due ticks, a schedule each; then nothing is left to write but the firing. When the others saw them.
+
+        As the manager does it, in one transaction with the NOTIFY: so nobody can fire some before the start.
+        """
         now = await self.now()
+        await self.make_schedules(count, every=DUE_EVERY, start=now - DUE_SINCE, spread=DUE_SPREAD, made=1)
+        async with self.connection.transaction():
+            await self.connection.fetch(MAKE_TICKS, new_ulid()[:10], now - MADE_BEFORE)
+            await self.connection.execute("ANALYZE cron_ticks")
+            await self.checkpoint()
+            await self.connection.fetch(NOTIFY, CHANNEL, TICKS_NOTICE)
+            return await self.now()
+
+    async def checkpoint(self) -> None:
+        """What was written until now is on disk, and does not get there while something is measured."""
+        with suppress(asyncpg.InsufficientPrivilegeError):
+            async with self.connection.transaction():  # within another one too, which goes on if it is refused
+                await self.connection.execute("CHECKPOINT")
+
+    async def make_burst_ticks(self, count: int, due: datetime) -> None:
+        """Ticks that fall due together, as the managers would have made them; who waits for ticks hears of them."""
+        await self.make_schedules(count, every=BURST_EVERY, start=due, made=1)
+        await self.connection.fetch(MAKE_TICKS, new_ulid()[:10], await self.now())
+        await self.settle_ticks()
         await self.connection.fetch(NOTIFY, CHANNEL, TICKS_NOTICE)
-        return now
+
+    async def settle_ticks(self) -> None:
+        """As autovacuum and the checkpointer leave them after a while."""
+        await self.connection.execute("VACUUM (ANALYZE) cron_ticks")
+        await self.checkpoint()
 
     async def drain_rate(self, count: int, start: datetime) -> float:
         """Ticks a second from the start to the beginning of the last batch; an error if not all have one message."""
+        row = await self._drained(count, start)
+        return float(row["counted"] / (row["last"] - start).total_seconds())
+
+    async def burst(self, count: int, due: datetime, end: datetime) -> Burst:
+        """How late each was; an error if not all have one message."""
+        await self._drained(count, due)
+        row = await self.connection.fetchrow(BURST, end)
+        if row is None or row["fired"] != count:
+            raise CronTicksError(f"of {count} ticks not each has one run: {row}")
+        return Burst(count, count, 0, row["p50_ms"], row["p99_ms"], row["max_ms"])
+
+    async def _drained(self, count: int, start: datetime) -> "asyncpg.Record":
         row = await self.connection.fetchrow(DRAINED)
         if row is None or (row["ticks"], row["messages"], row["runs"]) != (0, count, count) or row["first"] < start:
             raise CronTicksError(f"of {count} ticks not each became one message after the start: {row}")
-        return float(row["counted"] / (row["last"] - start).total_seconds())
+        return row
 
     async def any_due(self, instant: datetime) -> bool:
         """Whether a tick is left that was due before then."""

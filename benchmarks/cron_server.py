@@ -1,0 +1,60 @@
+"""A PostgreSQL 15 from Debian for one run, with pg_cron in it where that can be had."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from cron_ticks.embedded import EmbeddedServer, use_embedded
+from cron_ticks.errors import CronTicksError
+
+PROGRAMS = Path("/usr/lib/postgresql/15/bin")
+LIBRARY = Path("/usr/lib/postgresql/15/lib/pg_cron.so")
+PACKAGES = ("postgresql-15", "postgresql-15-cron")
+LONGEST_SECONDS = 300
+
+# Background workers instead of a new client connection per job, and more of them, as pg_cron's README proposes.
+SETTINGS = """
+shared_preload_libraries = 'pg_cron'
+cron.database_name = 'postgres'
+cron.use_background_workers = on
+max_worker_processes = 40
+"""
+
+
+def install() -> None:
+    """The packages, as root on Debian."""
+    if not has_pg_cron() and os.geteuid() == 0 and shutil.which("apt-get"):
+        command = ["apt-get", "install", "--yes", "--no-install-recommends", *PACKAGES]
+        subprocess.run(command, check=False, capture_output=True, timeout=LONGEST_SECONDS)  # noqa: S603
+
+
+def programs() -> Path:
+    """PostgreSQL's."""
+    if not PROGRAMS.exists():
+        raise CronTicksError("there is no PostgreSQL 15 from Debian here: give --dsn")
+    return PROGRAMS
+
+
+def has_pg_cron() -> bool:
+    """Whether it is installed."""
+    return LIBRARY.exists()
+
+
+@asynccontextmanager
+async def debian_server() -> AsyncIterator[str]:
+    """Its DSN; it is gone in the end."""
+    with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
+        server = EmbeddedServer(Path(folder) / "server", programs())
+        await anyio.to_thread.run_sync(server.acquire)  # makes the data, to which settings are added
+        if has_pg_cron():
+            with (server.cluster.data / "postgresql.conf").open("a") as settings:
+                settings.write(SETTINGS)
+        await anyio.to_thread.run_sync(server.release)
+        async with use_embedded(server):
+            yield server.dsn
