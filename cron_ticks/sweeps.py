@@ -37,6 +37,9 @@ class Sweeps:
         try:
             yield
         finally:
-            ended = self._clock()
-            took = ended - begun
-            self._due_at = ended if took < QUICK_SECONDS else ended + RESTS * took
+            took = self._clock() - begun
+            self.rest(0.0 if took < QUICK_SECONDS else took)
+
+    def rest(self, took: float) -> None:
+        """The next one is due after a while, because this one took so long."""
+        self._due_at = self._clock() + RESTS * took

@@ -350,7 +350,7 @@ async def test_a_worker_does_not_take_its_own_tokens_for_a_dead_ones(
     await manager.send("queue", workspace_id="answer lost")
     tokens = {token.workspace_id: token.id for token in await first.lease()}
     later = await in_eleven_seconds(connection)
-    assert (await first.see(now=later, in_hand=[tokens["mine"]])).expired == 1
+    assert (await first.see(now=later, in_hand={tokens["mine"]: ("queue", "mine")})).expired == 1
     assert await connection.fetchval("SELECT array_agg(id) FROM queue_tokens") == [tokens["mine"]]
     assert (await second.see(now=later)).expired == 1
 
@@ -482,6 +482,9 @@ async def test_messages_of_a_dead_worker_run_one_by_one(
     assert [row["attempts"] for row in attempts] == [1, 1, 2, 2, 2, 2]
 
 
+SWEEPING: tuple[object, ...] = (True, False, [], [], [], [], [], [])  # of a look: the last arguments
+
+
 async def plan_nodes(connection: Any, statement: str, *arguments: object) -> tuple[set[str], int]:
     """The tables read from end to end, and the buffers that the statement touched."""
     transaction = connection.transaction()
@@ -513,7 +516,21 @@ FROM generate_series(1, $1::int) AS n
 
 async def look_buffers(database: Database, connection: Any) -> int:
     ids = [f"token_{number}" for number in range(10)]
-    arguments: tuple[object, ...] = (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ids, LEASE, False, [])
+    arguments: tuple[object, ...] = (
+        None,
+        "ticker_me",
+        False,
+        ["queue"],
+        [1],
+        [1000],
+        [],
+        [],
+        ids,
+        LEASE,
+        False,
+        [],
+        *SWEEPING,
+    )
     scanned, buffers = await plan_nodes(connection, database.sql(LOOK.at("all")), *arguments)
     assert "queue_messages" not in scanned
     return buffers
@@ -544,8 +561,8 @@ async def test_no_statement_reads_the_whole_table(database: Database, connection
         "INSERT INTO queue_tokens VALUES ('token_1', 'queue', 'ws_1', 0, 'ticker_me', now(), now() + interval '1 hour')"
     )
     calls: dict[Noted, tuple[object, ...]] = {
-        LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE, False, []),
-        FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], [False], True),
+        LOOK: (None, "ticker_me", False, ["queue"], [1], [1000], [], [], ["token_2"], LEASE, False, [], *SWEEPING),
+        FETCH_MESSAGES: (None, ["token_1"], [3], [], [True], [False], True, *[[None]] * 4),
         COMPLETE_MESSAGES: (None, ["msg_1", "msg_1001"], ["token_1"], []),
         FAIL_MESSAGES: (None, ["msg_2001"], ["token_1"], ["token_1"], ["E"], ["m"], [None], [None], [1]),
     }

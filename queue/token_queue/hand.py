@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import anyio
 import structlog
@@ -15,6 +16,7 @@ log = structlog.get_logger("token_queue.hand")
 
 HAND_SECONDS = 0.25  # of work: more would be held back from other workers, and charged if this one dies
 MOST_PAIRS = 500  # leased per look
+MOST_FETCHES = 50  # with one token while old versions of its row stay: each is in the way of whoever looks it up
 MOST_SERVED = 5000  # pairs whose turn is remembered
 SMOOTHING = 0.05
 
@@ -45,10 +47,13 @@ class Pair:
     running: dict[str, InHand] = field(default_factory=dict)
     unwritten: set[str] = field(default_factory=set)  # ended messages whose outcome is not in the database yet
     fetched: bool = False  # at least once
+    fetches: int = 0
+    worn: bool = False  # to be let go of, and leased anew under another token
     fetching: bool = False
     low: int = 0  # with so many waiting it is time to fetch more
     drained: bool = False  # the last fetch found no more
     fetch_at: float = 0.0  # when to look again for messages beside the running ones
+    reached: dict[int, datetime] = field(default_factory=dict)  # by priority: floors above those of the process
     releasing: bool = False
     lost: bool = False
 
@@ -62,9 +67,14 @@ class Pair:
         """Messages that a fetch must leave out."""
         return [*self.running, *(entry.message.id for entry in self.waiting), *self.unwritten]
 
+    def note_fetched(self, *, limited: bool) -> None:
+        """Messages were fetched; the number of fetches may be limited."""
+        self.fetches += 1
+        self.worn = limited and self.fetches >= MOST_FETCHES
+
     def wants_messages(self, now: float) -> bool:
         """Whether to fetch: before the last hand is used up, so that handlers and database work at the same time."""
-        if self.releasing or self.fetching or len(self.waiting) > self.low:
+        if self.releasing or self.fetching or self.worn or len(self.waiting) > self.low:
             return False
         return not self.drained or (bool(self.running) and now >= self.fetch_at)
 
@@ -198,7 +208,7 @@ class Hand:
             pair
             for pair in self.pairs.values()
             if not (pair.waiting or pair.running or pair.fetching or pair.releasing)
-            and (pair.drained or self.stopping or (self.crowded and pair.fetched))
+            and (pair.drained or pair.worn or self.stopping or (self.crowded and pair.fetched))
         ]
         for pair in finished:
             pair.releasing = True

@@ -1,7 +1,7 @@
 """Messages, tokens and workers in the database. The statements are in `queue_sql`."""
 
 import json
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +16,7 @@ from cron_ticks.schedules import OWN_QUEUE
 from cron_ticks.sinks import SameDatabaseSink
 from token_queue import queue_event_sql
 from token_queue import queue_sql as sql
+from token_queue.floors import NO_FLOORS, PRIORITIES, Level, PairFloors
 from token_queue.handlers import QueueHandler
 from token_queue.message import DeadMessage, QueueState, RawMessage, Sent, SentMany
 from token_queue.sending import COPY_COLUMNS, NewMessage
@@ -24,6 +25,7 @@ LONGEST_TRACEBACK = 20_000
 DEAD_BATCH = 1000
 LONG_DEADLINE_SECONDS = 3600.0  # of a statement that reads all messages
 SHORTEST_COPY = 100  # messages: fewer are as well inserted
+TURN = timedelta(minutes=10)  # that a priority is worth
 THE_BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
@@ -49,6 +51,12 @@ class Look:
     charged: int  # messages that these had in hand
     due_in: timedelta | None  # until the next message that isn't due yet, as far as known
     expiry_in: timedelta | None  # until the next token may run out
+    instant: datetime
+    took: timedelta  # on the server, until the levels were found
+    count: int  # of levels with unfinished messages
+    dead: int  # versions of messages that were not removed yet, as far as the server has counted
+    earliest: dict[Level, datetime]  # of each level, if they were to be named
+    swept: bool  # without floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class Wanted:
     in_hand: Sequence[str]
     shared: bool = False  # the pair may have other tokens
     in_order: bool = False  # no message passes another
+    floors: PairFloors = NO_FLOORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class Fetched:
     messages: list[RawMessage]
     drained: bool  # there are no more
     due_in: timedelta | None  # until the next one of the pair is due
+    reached: dict[int, datetime]  # by priority: nothing was left behind up to there, if there were floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +182,18 @@ class QueueRepository:
         asleep: bool = False,
         served: Sequence[tuple[str, str]] = (),
         suspect: bool = False,
-        in_hand: Sequence[str] = (),
+        in_hand: Mapping[str, tuple[str, str]] | None = None,
+        naming: bool = False,
+        floors: Mapping[Level, datetime] | None = None,
         now: datetime | None = None,
     ) -> Look:
         """Say that this worker is there, take what dead ones left, and lease up to `most` pairs.
 
-        `suspect`: it has one in hand and can't take another; `in_hand`: its own tokens, which are not a dead worker's.
+        `suspect`: it has one in hand and can't take another; `in_hand`: its own tokens, which are not a dead worker's,
+        with their pairs. With `floors` only these levels are looked at; otherwise all, and `naming` names them.
         """
+        levels = {} if floors is None else floors
+        own = {} if in_hand is None else in_hand
         rows = await self._database.fetch(
             sql.LOOK.at(self._events),
             now,
@@ -192,11 +207,17 @@ class QueueRepository:
             [new_token_id() for _ in range(most)],
             lease,
             suspect,
-            in_hand,
+            list(own),
+            floors is None,
+            naming or floors is not None,
+            [queue_name for queue_name, _, _ in levels],
+            [workspace for _, workspace, _ in levels],
+            [priority for _, _, priority in levels],
+            list(levels.values()),
+            [queue_name for queue_name, _ in own.values()],
+            [workspace for _, workspace in own.values()],
         )
-        leased = [Token(row["id"], row["queue_name"], row["workspace_id"]) for row in rows if row["id"] is not None]
-        first = rows[0]
-        return Look(leased, first["expired"], first["charged"], first["due_in"], first["expiry_in"])
+        return _look(rows, swept=floors is None)
 
     async def fetch(
         self, wanted: Sequence[Wanted], *, suspects: bool = True, now: datetime | None = None
@@ -223,25 +244,10 @@ class QueueRepository:
             [not pair.in_hand for pair in wanted],
             [pair.in_order for pair in wanted],
             suspects,
+            *([pair.floors[priority] for pair in wanted] for priority in range(PRIORITIES)),
             connection=connection,
         )
-        first: dict[str, asyncpg.Record] = {}
-        messages: dict[str, list[RawMessage]] = {}
-        for row in rows:
-            token_id = row["held_id"]
-            first.setdefault(token_id, row)
-            taken = messages.setdefault(token_id, [])
-            if row["id"] is not None:
-                taken.append(_message(row))
-        return {
-            pair.token_id: Fetched(
-                messages[pair.token_id],
-                drained=len(messages[pair.token_id]) == first[pair.token_id]["found"] < pair.most,
-                due_in=first[pair.token_id]["due_in"],
-            )
-            for pair in wanted
-            if pair.token_id in first
-        }
+        return _fetched(wanted, rows)
 
     async def complete(
         self, messages: Sequence[Key], *, release: Sequence[str] = (), now: datetime | None = None
@@ -392,6 +398,44 @@ class QueueRepository:
 
 def _columns(messages: Sequence[Key]) -> tuple[list[str], list[str]]:
     return [message_id for message_id, _ in messages], [token_id for _, token_id in messages]
+
+
+def _look(rows: Sequence[asyncpg.Record], *, swept: bool) -> Look:
+    first = rows[0]
+    return Look(
+        [Token(row["id"], row["queue_name"], row["workspace_id"]) for row in rows if row["id"] is not None],
+        first["expired"],
+        first["charged"],
+        first["due_in"],
+        first["expiry_in"],
+        first["instant"],
+        first["took"],
+        first["levels"],
+        first["dead"],
+        {
+            (row["queue_name"], row["workspace_id"], row["priority"]): row["earliest"]
+            for row in rows
+            if row["priority"] is not None
+        },
+        swept,
+    )
+
+
+def _fetched(wanted: Sequence[Wanted], rows: Sequence[asyncpg.Record]) -> dict[str, Fetched]:
+    by_token: dict[str, list[asyncpg.Record]] = {}
+    for row in rows:
+        by_token.setdefault(row["held_id"], []).append(row)
+    return {pair.token_id: _fetched_for(pair, by_token[pair.token_id]) for pair in wanted if pair.token_id in by_token}
+
+
+def _fetched_for(pair: Wanted, rows: Sequence[asyncpg.Record]) -> Fetched:
+    first = rows[0]
+    taken = [row for row in rows if row["id"] is not None]
+    everything = len(taken) == first["found"]  # no suspect was left
+    reached: dict[int, datetime] = {}
+    if everything and not pair.shared and pair.floors != NO_FLOORS:
+        reached = {row["priority"]: row["turn"] - row["priority"] * TURN for row in taken}
+    return Fetched([_message(row) for row in taken], everything and len(taken) < pair.most, first["due_in"], reached)
 
 
 def _message(row: asyncpg.Record) -> RawMessage:

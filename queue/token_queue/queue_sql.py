@@ -127,15 +127,18 @@ WAKE_WORKERS = f"SELECT ({_wake('$1::text', 'given.queue_name')}) FROM unnest($2
 #   are skipped: their holder is just ending messages. Those that this worker knows as its own ($12) are not: after an
 #   outage its renewal is on the way. A message's own state is checked again under its row lock.
 # - `level`: a skip scan over (workspace, priority) of each queue that this process handles. One index probe per level
-#   with unfinished messages, whatever their number: it finds the level and its earliest message at once.
+#   with unfinished messages, whatever their number: it finds the level and its earliest message at once. What is done
+#   with but can't be removed yet lies in its way, so that this is a sweep ($13): see `floors`. Otherwise one probe per
+#   level that is known ($15 to $18), from the time on below which nothing was left there.
 # - `leased`: pairs with due messages, a free slot and room in this process, those not served lately first, then the
-#   earliest due. A pair that this worker holds already is not free for it: one fetch for two tokens of a pair would
-#   give out its messages twice. Of two workers the unique key lets one through. Inserted in the order of the key, so
-#   that two workers never wait for each other in a circle. Nothing is read of the pair's messages here: only a later
-#   statement sees what the last holder has done with them. Pairs that begin with a suspect are left to others while
-#   this worker has one in hand ($11): see FETCH_MESSAGES.
+#   earliest due. A pair that this worker holds already ($19, $20) is not free for it: one fetch for two tokens of a
+#   pair would give out its messages twice. Of two workers the unique key lets one through. Inserted in the order of the
+#   key, so that two workers never wait for each other in a circle. Nothing is read of the pair's messages here: only a
+#   later statement sees what the last holder has done with them. Pairs that begin with a suspect are left to others
+#   while this worker has one in hand ($11): see FETCH_MESSAGES.
 #
-# The result has the times in which something may be due that isn't now, and a row per token leased.
+# The result has the times in which something may be due that isn't now, how long the server looked for levels and how
+# many dead rows it counts, and a row per token leased. Then a row per level with its earliest message, if wanted ($14).
 LOOK = noted(
     """
 WITH RECURSIVE clock AS (
@@ -154,6 +157,7 @@ expired AS (
     SELECT id, in_flight, leased_by
     FROM {schema}.queue_tokens
     WHERE leased_until <= (SELECT instant FROM clock) AND id <> ALL ($12::text[])
+        AND leased_until > (SELECT CASE WHEN $13 THEN '-infinity' ELSE instant - interval '10 seconds' END FROM clock)
     ORDER BY leased_until
     LIMIT 100
     FOR UPDATE SKIP LOCKED
@@ -174,7 +178,7 @@ charged AS (
 handled AS (
     SELECT * FROM unnest($4::text[], $5::int[], $6::int[]) AS given (queue_name, tokens, room)
 ),
-level AS (
+swept AS (
     SELECT handled.queue_name, first.workspace, first.priority, first.process_after, first.worker_deaths
     FROM handled
     CROSS JOIN LATERAL (
@@ -185,9 +189,10 @@ level AS (
         ORDER BY coalesce(message.workspace_id, ''), message.priority, message.process_after, message.sequence
         LIMIT 1
     ) AS first
+    WHERE $13::boolean
     UNION ALL
     SELECT level.queue_name, next.workspace, next.priority, next.process_after, next.worker_deaths
-    FROM level
+    FROM swept AS level
     CROSS JOIN LATERAL (
         SELECT coalesce(message.workspace_id, '') AS workspace, message.priority, message.process_after,
             message.worker_deaths
@@ -198,10 +203,34 @@ level AS (
         LIMIT 1
     ) AS next
 ),
+level AS MATERIALIZED (
+    SELECT queue_name, workspace, priority, process_after, worker_deaths FROM swept
+    UNION ALL
+    SELECT known.queue_name, known.workspace, known.priority, first.process_after, first.worker_deaths
+    FROM unnest($15::text[], $16::text[], $17::smallint[], $18::timestamptz[])
+        AS known (queue_name, workspace, priority, floor)
+    CROSS JOIN LATERAL (
+        SELECT message.process_after, message.worker_deaths
+        FROM {schema}.queue_messages AS message
+        WHERE message.queue_name = known.queue_name AND coalesce(message.workspace_id, '') = known.workspace
+            AND message.priority = known.priority AND message.process_after >= known.floor
+            AND message.completed_at IS NULL AND message.dlq_at IS NULL
+        ORDER BY message.process_after, message.sequence
+        LIMIT 1
+    ) AS first
+),
+looked AS MATERIALIZED (
+    SELECT count(*) AS levels, min(process_after) FILTER (WHERE process_after > (SELECT instant FROM clock)) AS next_at,
+        clock_timestamp() - statement_timestamp() AS took,
+        pg_stat_get_dead_tuples('{schema}.queue_messages'::regclass) AS dead
+    FROM level
+),
 due AS (
-    SELECT queue_name, workspace, min(process_after) AS due_at
+    SELECT queue_name, workspace, min(process_after) AS due_at, array_agg(priority) AS priorities,
+        array_agg(process_after) AS earliest
     FROM level
     WHERE process_after <= (SELECT instant FROM clock)
+        AND (queue_name, workspace) NOT IN (SELECT * FROM unnest($19::text[], $20::text[]))
     GROUP BY queue_name, workspace
     HAVING NOT $11 OR bool_or(worker_deaths = 0)
 ),
@@ -223,10 +252,16 @@ free AS (
         OR NOT taken.ours AND cardinality(taken.slots) < handled.tokens AND (
             SELECT count(*) > taken.messages
             FROM (
-                SELECT FROM {schema}.queue_messages AS message
-                WHERE message.queue_name = due.queue_name AND coalesce(message.workspace_id, '') = due.workspace
-                    AND message.completed_at IS NULL AND message.dlq_at IS NULL
-                    AND message.process_after <= (SELECT instant FROM clock)
+                SELECT
+                FROM unnest(due.priorities, due.earliest) AS level (priority, process_after)
+                CROSS JOIN LATERAL (
+                    SELECT FROM {schema}.queue_messages AS message
+                    WHERE message.queue_name = due.queue_name AND coalesce(message.workspace_id, '') = due.workspace
+                        AND message.priority = level.priority AND message.process_after >= level.process_after
+                        AND message.completed_at IS NULL AND message.dlq_at IS NULL
+                        AND message.process_after <= (SELECT instant FROM clock)
+                    LIMIT taken.messages + 1
+                ) AS message
                 LIMIT taken.messages + 1
             ) AS beyond)
 ),
@@ -252,14 +287,21 @@ leased AS (
     ON CONFLICT (queue_name, coalesce(workspace_id, ''), slot) DO NOTHING
     RETURNING id, queue_name, workspace_id
 )
-SELECT leased.id, leased.queue_name, leased.workspace_id, summary.*
+SELECT found.*, summary.*
 FROM (
-    SELECT (SELECT count(*) FROM expired) AS expired, (SELECT count(*) FROM charged) AS charged,
-        (SELECT min(process_after) FROM level WHERE process_after > instant) - instant AS due_in,
+    SELECT instant, (SELECT count(*) FROM expired) AS expired, (SELECT count(*) FROM charged) AS charged,
+        looked.levels, looked.took, looked.dead, looked.next_at - instant AS due_in,
         (SELECT min(leased_until) FROM {schema}.queue_tokens WHERE leased_until > instant) - instant AS expiry_in
-    FROM clock
+    FROM clock, looked
 ) AS summary
-LEFT JOIN leased ON true
+LEFT JOIN (
+    SELECT id, queue_name, workspace_id, NULL::smallint AS priority, NULL::timestamptz AS earliest
+    FROM leased
+    UNION ALL
+    SELECT NULL, queue_name, workspace, priority, process_after
+    FROM level
+    WHERE $14::boolean
+) AS found ON true
 """,
     events.NOTE_ABANDONED,
     least="changes",
@@ -280,7 +322,8 @@ FOR NO KEY UPDATE
 
 # Due messages of pairs that we hold, and the note of what we have in hand, in one statement and without a write per
 # message: the token keeps everybody else away. One bounded index scan per priority; a level goes before the next unless
-# a message there is ten minutes older. What we ($4) and the pair's other holders have in hand already is left out.
+# a message there is ten minutes older. What we ($4) and the pair's other holders have in hand already is left out, and
+# each scan begins at the floor of its priority ($8 to $11; NULL: none), below which nothing is left: see `floors`.
 #
 # A message that was in hand when a worker died is a suspect: it may be what killed it. A process has one suspect in
 # hand at most ($7: it may take one), and that alone of its pair ($5: nothing of the pair is in hand): when it kills
@@ -291,9 +334,11 @@ WITH clock AS (
     SELECT coalesce($1::timestamptz, statement_timestamp()) AS instant
 ),
 held AS MATERIALIZED (
-    SELECT token.id, token.leased_by, token.queue_name, coalesce(token.workspace_id, '') AS workspace,
-        wanted.most, wanted.empty_handed, wanted.in_order
-    FROM unnest($2::text[], $3::int[], $5::boolean[], $6::boolean[]) AS wanted (id, most, empty_handed, in_order)
+    SELECT token.id, token.leased_by, token.queue_name, coalesce(token.workspace_id, '') AS workspace, token.slot,
+        wanted.most, wanted.empty_handed, wanted.in_order, wanted.urgent, wanted.high, wanted.normal, wanted.low
+    FROM unnest($2::text[], $3::int[], $5::boolean[], $6::boolean[],
+            $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[])
+        AS wanted (id, most, empty_handed, in_order, urgent, high, normal, low)
     JOIN {schema}.queue_tokens AS token ON token.id = wanted.id
     ORDER BY token.id
     FOR NO KEY UPDATE OF token
@@ -301,25 +346,32 @@ held AS MATERIALIZED (
 others AS MATERIALIZED (
     SELECT unnest(token.in_flight) AS id
     FROM held
-    JOIN {schema}.queue_tokens AS token
-        ON token.queue_name = held.queue_name AND coalesce(token.workspace_id, '') = held.workspace
-            AND token.id <> held.id
+    CROSS JOIN LATERAL (
+        SELECT in_flight
+        FROM {schema}.queue_tokens
+        WHERE queue_name = held.queue_name AND coalesce(workspace_id, '') = held.workspace AND slot < held.slot
+        UNION ALL
+        SELECT in_flight
+        FROM {schema}.queue_tokens
+        WHERE queue_name = held.queue_name AND coalesce(workspace_id, '') = held.workspace AND slot > held.slot
+    ) AS token
 ),
 found AS MATERIALIZED (
     SELECT held.id AS token_id, held.empty_handed, held.in_order, message.*
     FROM held
     CROSS JOIN LATERAL (
         SELECT due.*
-        FROM (VALUES (0), (1), (2), (3)) AS level (priority)
+        FROM (VALUES (0, held.urgent), (1, held.high), (2, held.normal), (3, held.low)) AS level (priority, floor)
         CROSS JOIN LATERAL (
             SELECT id, pending.queue_name, workspace_id, payload::text AS payload, headers::text AS headers,
                 attempts, worker_deaths, CASE WHEN exclusive THEN schedule_id END AS exclusive_for,{schedule}
-                process_after + pending.priority * interval '10 minutes' AS turn, sequence
+                pending.priority, process_after + pending.priority * interval '10 minutes' AS turn, sequence
             FROM {schema}.queue_messages AS pending
             WHERE pending.queue_name = held.queue_name AND coalesce(pending.workspace_id, '') = held.workspace
                 AND pending.priority = level.priority
                 AND completed_at IS NULL AND dlq_at IS NULL
                 AND process_after <= (SELECT instant FROM clock)
+                AND process_after >= coalesce(level.floor, '-infinity')
                 AND pending.id NOT IN (SELECT unnest($4::text[]))
                 AND pending.id NOT IN (SELECT id FROM others)
             ORDER BY process_after, sequence

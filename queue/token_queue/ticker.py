@@ -12,6 +12,7 @@ import structlog
 from cron_ticks.loops import Pause
 from cron_ticks.rows import FiredTick
 from cron_ticks.settings import Settings
+from token_queue.floors import Floors, PairFloors
 from token_queue.hand import MOST_PAIRS, Hand, Pair
 from token_queue.handlers import Handlers
 from token_queue.lanes import Lanes
@@ -78,6 +79,7 @@ class MessageTicker:
         writer: OutcomeWriter,
         pause: Pause,
         hears: Callable[[], bool] = lambda: False,
+        floors: Floors | None = None,
     ) -> None:
         self._queue = queue
         self._handlers = handlers.all()
@@ -95,6 +97,7 @@ class MessageTicker:
         self._fired_pairs: set[tuple[str, str | None]] = set()  # whose holders may not know of it
         self._woken: set[str] = set()  # queues whose workers were woken up by the firing under way
         self._look_at = 0.0  # when something known becomes due
+        self._floors = Floors() if floors is None else floors
 
     async def run_once(self) -> float:
         """Take as many messages as there is room for."""
@@ -124,6 +127,7 @@ class MessageTicker:
         pairs = {(tick.queue_name, tick.workspace_id) for tick in fired}
         queues = {queue_name for queue_name, _ in pairs}
         self._fired_pairs |= {pair for pair in pairs if pair[0] in self._by_queue}
+        self._floors.expect((queue_name, workspace or "") for queue_name, workspace in self._fired_pairs)
         self._fetch_again(queues)
         self._pause.wake()
         news = queues - self._woken
@@ -154,16 +158,7 @@ class MessageTicker:
 
     async def _lease(self, now: float, most: int) -> None:
         asleep = self._wakefulness.asleep(now, hears=self._hears())
-        look = await self._queue.look(
-            self._handlers,
-            [self._hand.queue_room(handler.queue_name) for handler in self._handlers],
-            most=most,
-            lease=self._lease_length,
-            asleep=asleep,
-            served=list(self._hand.served),
-            suspect=self._hand.suspect,
-            in_hand=list(self._hand.pairs),
-        )
+        look = await self._look(most, asleep=asleep)
         self._beat_at = now + BEAT_SECONDS
         self._wakefulness.note_told(now, asleep=asleep)
         if look.leased:
@@ -172,16 +167,57 @@ class MessageTicker:
         self._look_at = now + self._known_seconds(look)
         if look.expired:
             log.warning("tokens_expired", tokens=look.expired, messages_charged=look.charged)
+        self._floors.expect((token.queue_name, token.workspace_id or "") for token in look.leased)
         for token in look.leased:
             handler = self._by_queue[token.queue_name]
             valid_until = now + self._settings.lease_seconds
             self._hand.add(Pair(token.id, handler, token.workspace_id, valid_until=valid_until))
+
+    async def _look(self, most: int, *, asleep: bool) -> Look:
+        sweeping = self._floors.sweeping
+        begun = time.monotonic()
+        try:
+            look = await self._queue.look(
+                self._handlers,
+                [self._hand.queue_room(handler.queue_name) for handler in self._handlers],
+                most=most,
+                lease=self._lease_length,
+                asleep=asleep,
+                served=list(self._hand.served),
+                suspect=self._hand.suspect,
+                in_hand={pair.token_id: pair.key for pair in self._hand.pairs.values()},
+                naming=self._floors.naming,
+                floors=None if sweeping else self._floors.levels,
+            )
+        except Exception:
+            if sweeping:
+                self._floors.note_failed(time.monotonic() - begun)
+            raise
+        self._note_levels(look)
+        return look
+
+    def _note_levels(self, look: Look) -> None:
+        if not look.swept:
+            self._floors.note_looked(look.earliest, look.instant)
+        elif self._floors.note_swept(look.earliest, look.instant, took=look.took, count=look.count, dead=look.dead):
+            for pair in self._hand.pairs.values():
+                pair.reached.clear()
+
+    def _floors_of(self, pair: Pair) -> PairFloors:
+        """A handler that takes long keeps its message's level low, but the holder knows what else it has fetched."""
+        floors = self._floors.of_pair(*pair.key)
+        return tuple(
+            floor if floor is None else max(floor, pair.reached.get(priority, floor))
+            for priority, floor in enumerate(floors)
+        )
 
     def _known_seconds(self, look: Look) -> float:
         """Until something is due that this look knows of; at once after an expiry, because its pair is free now."""
         if look.expired:
             return 0.0
         known = [span.total_seconds() for span in (look.due_in, look.expiry_in) if span is not None]
+        if not look.swept:  # a notice may have been of what only a sweep finds
+            known.append(self._floors.sweep_in)
         return max(0.0, min(known, default=math.inf))
 
     async def _fetch(self) -> None:
@@ -200,6 +236,8 @@ class MessageTicker:
                 self._wakefulness.note_found(now)
             self._hand.put(pair, taken.messages, first=not pair.fetched)
             pair.fetched = True
+            pair.note_fetched(limited=self._floors.in_use)
+            pair.reached |= {priority: self._floors.capped(moment) for priority, moment in taken.reached.items()}
             # What is left behind for now, as suspects are, is for others if we have nothing else of the pair.
             pair.drained = taken.drained or not (taken.messages or pair.in_hand)
             pair.fetch_at = min(pair.fetch_at, now + self._next_fetch_in(taken))
@@ -229,7 +267,8 @@ class MessageTicker:
         most = max(1, min(share, self._hand.queue_room(pair.handler.queue_name)))
         options = pair.handler.options
         in_order = options.concurrency == options.tokens_per_pair == 1
-        return Wanted(pair.token_id, most, pair.in_hand, shared=options.tokens_per_pair > 1, in_order=in_order)
+        shared = options.tokens_per_pair > 1
+        return Wanted(pair.token_id, most, pair.in_hand, shared=shared, in_order=in_order, floors=self._floors_of(pair))
 
     def _seconds_to_sleep(self) -> float:
         """Until something is due that is known, or as long as a sleeper may; NOTIFY ends it."""

@@ -14,6 +14,7 @@ from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import Settings
+from token_queue.floors import Floors
 from token_queue.hand import Hand
 from token_queue.handlers import Handlers
 from token_queue.lanes import Lanes
@@ -72,6 +73,7 @@ async def rig(
     worker_id: str = "ticker_me",
     metrics: Metrics | None = None,
     hears: bool = False,
+    floors: Floors | None = None,
     **changes: Any,
 ) -> AsyncIterator[Rig]:
     """The parts of a worker; when the block ends, its handlers have ended too and everything is written."""
@@ -94,6 +96,7 @@ async def rig(
                 writer=writer,
                 pause=ticker_pause,
                 hears=lambda: hears,
+                floors=floors,
             )
             firer = TickFirer(
                 cron,

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cron_ticks.cli.bench import audit, calendar, fire, load_commands
+from cron_ticks.cli.bench import audit, bloat, calendar, fire, load_commands
 from cron_ticks.cli.bench.plot import Plot, svg
 from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OTHER_LEVELS, OWN_CONTENDERS, Contender, run_rounds
@@ -127,6 +127,41 @@ def bench_audit(  # noqa: PLR0917 - typer's way of declaring options
     load = audit.AuditLoad(schedules, hours)
     measure = partial(audit.run_audit_rounds, load=load, rounds=rounds)
     _show_figures(measure, audit.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
+
+
+BloatCount = Annotated[int, typer.Option("--count", help="Messages, and ticks, of a drain.", min=1000, max=10_000_000)]
+Slices = Annotated[int, typer.Option(help="Slices of a drain; the last are compared with the first.", min=6, max=100)]
+
+
+@bench_app.command("bloat")
+def bench_bloat(  # noqa: PLR0917 - typer's way of declaring options
+    count: BloatCount = 200_000,
+    slices: Slices = 20,
+    rounds: Rounds = 1,
+    only: Only = "",
+    dsn: BenchDsn = None,
+    as_json: Json = False,
+    plot: PlotFile = None,
+) -> None:
+    """Bloat: what is left of the speed when another session has held an old snapshot for long."""
+    show_bloat_figures(bloat.OURS, count, slices, rounds, dsn, only=only, as_json=as_json, plot=plot)
+
+
+def show_bloat_figures(
+    contenders: tuple[Contender, ...],
+    count: int,
+    slices: int,
+    rounds: int,
+    dsn: str | None,
+    *,
+    only: str,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Run the rounds and print what came out."""
+    load = bloat.BloatLoad(count, slices)
+    measure = partial(bloat.run_bloat_rounds, contenders=contenders, load=load, rounds=rounds)
+    _show_figures(measure, bloat.MEASURES, dsn, only=only, as_json=as_json, plot=plot)
 
 
 def show_queue_figures(

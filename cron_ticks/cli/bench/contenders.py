@@ -32,6 +32,8 @@ WORKSPACES = 10
 LEASE = timedelta(hours=1)
 BATCH = 1000
 AWAKE = NO_SUSPECTS = False  # arguments of the statements
+NO_LEVELS: tuple[object, ...] = (True, False, [], [], [], [], [], [])
+NO_FLOORS: tuple[list[None], ...] = ([None],) * 4
 
 LAST_SENT = "SELECT ARRAY[id] FROM {schema}.queue_messages ORDER BY sequence DESC LIMIT 1"
 
@@ -191,7 +193,7 @@ class BareSql(OwnTables):
             async def run() -> None:
                 while not stopped.is_set():
                     rows = await look.fetch(
-                        None, worker, AWAKE, [QUEUE], [1], [1], [], [], [new_token_id()], LEASE, AWAKE, []
+                        None, worker, AWAKE, [QUEUE], [1], [1], [], [], [new_token_id()], LEASE, AWAKE, [], *NO_LEVELS
                     )
                     if rows[0]["id"] is None:
                         await asyncio.sleep(0.001)
@@ -200,7 +202,7 @@ class BareSql(OwnTables):
 
             async def drain(token: str) -> None:
                 while True:
-                    rows = await fetch.fetch(None, [token], [BATCH], [], [True], [False], NO_SUSPECTS)
+                    rows = await fetch.fetch(None, [token], [BATCH], [], [True], [False], NO_SUSPECTS, *NO_FLOORS)
                     ids = [row["id"] for row in rows if row["id"] is not None]
                     release = [token] if len(ids) < BATCH else []
                     await complete.fetch(None, ids, [token], release)

@@ -23,6 +23,7 @@ else:
     run = uvloop.run
 
 WATCH_SECONDS = 0.1
+REPORT_SECONDS = 0.05
 # More than the five executions after which psycopg prepares a statement and PostgreSQL may keep a plan.
 WARM_UP_SENDS = 10
 
@@ -56,6 +57,7 @@ class Options:
     senders: int = 1
     batch: int = 1
     watch: bool = False
+    report: bool = False
     tuning: dict[str, int] = field(default_factory=dict)
 
 
@@ -167,16 +169,29 @@ async def run_until_told(consumer: Consumer, reader: asyncio.StreamReader) -> No
     await running
 
 
+async def report_handled(tally: Tally) -> None:
+    """Say again and again how many were handled, without asking anybody."""
+    told = -1
+    while True:
+        if tally.handled != told:
+            told = tally.handled
+            say(json.dumps({"at": time.monotonic(), "handled": told}))
+        await asyncio.sleep(REPORT_SECONDS)
+
+
 async def consume(contender: Contender, dsn: str, options: Options) -> dict[str, Any]:
-    """Connect, say `ready`, wait for `go`, consume until `stop`."""
+    """Connect, say `ready`, wait for `go`, consume until `stop`; with --report say how far it is meanwhile."""
     tally = Tally()
     reader = await stdin_lines()
     async with contender.consumer(dsn, tally, options.tuning) as consumer:
         say("ready")
         told = await reader.readline()
         start = time.monotonic()
+        reporting = asyncio.ensure_future(report_handled(tally)) if options.report else None
         if told:
             await run_until_told(consumer, reader)
+        if reporting is not None:
+            reporting.cancel()
     return {"start": start, "last": tally.last, "handled": tally.handled}
 
 
@@ -225,6 +240,7 @@ def parse(contender: Contender) -> tuple[str, str, Options]:
     parsers["send-one"].add_argument("--senders", type=int, default=1)
     parsers["send-many"].add_argument("--batch", type=int, required=True)
     parsers["left"].add_argument("--watch", action="store_true")
+    parsers["consume"].add_argument("--report", action="store_true")
     for name, value in contender.tuning.items():
         parsers["consume"].add_argument(f"--{name}", type=int, default=value, dest=name)
     given = vars(parser.parse_args())
