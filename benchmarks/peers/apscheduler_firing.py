@@ -11,7 +11,7 @@ from importlib.metadata import version
 import asyncpg
 from apscheduler import AsyncScheduler, SchedulerRole
 from apscheduler.datastores.sqlalchemy import SQLAlchemyDataStore
-from apscheduler.eventbrokers.asyncpg import AsyncpgEventBroker
+from apscheduler.eventbrokers.psycopg import PsycopgEventBroker
 from apscheduler.triggers.interval import IntervalTrigger
 from firing_contract import main
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -36,11 +36,12 @@ async def opened(dsn: str) -> AsyncIterator[AsyncScheduler]:
     """Open a scheduler that makes jobs and runs none.
 
     The data store is the one for PostgreSQL, on asyncpg, and the event broker is PostgreSQL's too: the guide wants one
-    that is shared as soon as there is more than one scheduler. Everything else is as it is by default.
+    that is shared as soon as there is more than one scheduler. Of the two for PostgreSQL the one on psycopg measured
+    about twice as fast here as the one on asyncpg, or more. Everything else is as it is by default.
     """
     engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://", 1))
     store = SQLAlchemyDataStore(engine)
-    broker = AsyncpgEventBroker.from_async_sqla_engine(engine)
+    broker = PsycopgEventBroker(dsn)
     async with AsyncScheduler(store, broker, role=SchedulerRole.scheduler) as scheduler:
         yield scheduler
     await engine.dispose()

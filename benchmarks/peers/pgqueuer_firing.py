@@ -18,7 +18,8 @@ from pgqueuer.sm import SchedulerManager
 
 # The scheduler computes the times of all schedules before it sleeps; this is long enough for it to begin.
 START_SECONDS = 2
-# Each schedule that is due runs as a task of its own, and on one connection they would wait for each other.
+# Each schedule that is due runs as a task of its own. With a pool they need not wait for each other's round trips; on a
+# machine with other work, this and one connection for everything could not be told apart.
 CONNECTIONS = 10
 
 
