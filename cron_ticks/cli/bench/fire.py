@@ -56,7 +56,7 @@ STEADY_FIGURES = ("p50_ms", "p99_ms", "max_ms")
 
 BURST_SIZES = (1000, 10_000, 100_000)
 BURST_LEAD_SECONDS = 6.0  # for the processes to start
-MADE_PER_SECOND = 2500  # ticks, on a slow machine; if it is slower still, the burst gets more time
+MADE_PER_SECOND = 8000  # ticks, on a slow machine; if it is slower still, the burst gets more time
 BURST_ATTEMPTS = 3
 QUIET = timedelta(seconds=1)  # between the end of all preparations and a burst
 
