@@ -82,7 +82,8 @@ class ScheduleManager:
         self._floors: dict[int, datetime] = {}
 
     async def run_once(self) -> float:
-        """Make ticks, batch after batch, until no schedule in the window lacks one."""
+        """Make ticks, batch after batch, until no schedule in the window lacks one; a long pass has a short pause."""
+        begun = time.monotonic()
         beat = await self._beat()
         course = Pass(beat, self._repository.calendars(beat))
         slots = list(course.floors)
@@ -94,8 +95,10 @@ class ScheduleManager:
         if course.schedules:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
-        pause = LACKING_SECONDS if beat.lacking else self._beat_interval
-        return min(pause, await self._backfiller.run_once() if beat.backfills else math.inf)
+        next_backfill = await self._backfiller.run_once() if beat.backfills else math.inf
+        if beat.lacking:
+            return min(LACKING_SECONDS, next_backfill)
+        return min(max(0.0, begun + self._beat_interval - time.monotonic()), next_backfill)
 
     async def retire(self) -> None:
         """Let go of the shards."""

@@ -94,7 +94,7 @@ async def test_a_manager_goes_on_with_it_and_comes_back_in_time(database: Databa
     metrics = Metrics()
     worker = ScheduleManager(database, CronRepository(database, settings), settings, metrics)
     async with QueueManager(settings=settings) as manager:
-        assert await worker.run_once() == settings.manager_interval_seconds
+        assert settings.manager_interval_seconds - 5 < await worker.run_once() <= settings.manager_interval_seconds
         schedule = await manager.schedule("queue", cron="0 * * * *")
         end = midnight()
         begun = await manager.backfill(schedule.id, end - 30 * DAY, end, per_minute=60_000)
@@ -106,7 +106,7 @@ async def test_a_manager_goes_on_with_it_and_comes_back_in_time(database: Databa
         await database.fetch("DELETE FROM {schema}.cron_ticks WHERE origin = 'backfill'")
         await database.fetch("UPDATE {schema}.cron_backfills SET due_at = statement_timestamp()")
         with capture_logs() as logs:
-            assert await worker.run_once() == settings.manager_interval_seconds
+            assert settings.manager_interval_seconds - 5 < await worker.run_once() <= settings.manager_interval_seconds
         [ended] = [line for line in logs if line["event"] == "backfill_ended"]
         assert (ended["backfill_id"], ended["outcome"]) == (begun.id, "done")
 

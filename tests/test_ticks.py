@@ -91,7 +91,7 @@ async def test_a_pass_makes_every_tick_of_the_window(
     await without_ticks(connection)
     with capture_logs() as logs:
         delay = await ScheduleManager(database, repository, settings).run_once()
-    assert delay == settings.manager_interval_seconds
+    assert settings.manager_interval_seconds - 5 < delay <= settings.manager_interval_seconds
     rows = await connection.fetch("SELECT * FROM cron_ticks ORDER BY scheduled_for")
     schedule = await repository.get_schedule(schedule_id)
     assert [row["scheduled_for"] for row in rows] == [schedule.anchor_at + k * 5 * SECOND for k in range(len(rows))]
