@@ -25,7 +25,6 @@ log = structlog.get_logger("cron_ticks.schedule_manager")
 
 CATCH_UP_SECONDS = 0.5
 BEATS = 3  # per lease, at least
-LACKING_SECONDS = 1.0  # until a manager that is to have more shards asks again
 
 # What the database says of a row. Anything else is its own trouble, and no fault of a schedule's.
 REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError)
@@ -76,6 +75,7 @@ class ScheduleManager:
         self._id = manager_id
         self._shards = settings.leased_shards if manager_id else 0
         self._tokens_made = False
+        self._had = 0  # shards
         self._beat_interval = min(settings.manager_interval_seconds, settings.shard_lease / BEATS)
         self._beat_at = -math.inf
         self._sweeps = Sweeps()
@@ -94,8 +94,7 @@ class ScheduleManager:
         if course.schedules:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
-        pause = LACKING_SECONDS if beat.lacking else self._beat_interval
-        return min(pause, await self._backfiller.run_once() if beat.backfills else math.inf)
+        return min(self._beat_interval, await self._backfiller.run_once() if beat.backfills else math.inf)
 
     async def retire(self) -> None:
         """Let go of the shards."""
@@ -127,8 +126,9 @@ class ScheduleManager:
             beat = await self._repository.beat(self._id, shards=self._shards, floors=floors)
         self._beat_at = time.monotonic() + self._beat_interval
         self._floors = {slot: min(first or beat.until, beat.until) for slot, first in beat.needed.items()}
-        if beat.taken or beat.released:
-            log.info("shards_shared_out", shards=beat.shards, taken=beat.taken, released=beat.released)
+        if beat.taken or beat.shards != self._had:
+            log.info("shards_shared_out", shards=beat.shards, taken=beat.taken)
+        self._had = beat.shards
         return beat
 
     async def _make_batch(self, course: Pass) -> None:
