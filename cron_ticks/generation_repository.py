@@ -61,9 +61,8 @@ class GenerationRepository(LeaseRepository):
         """A manager's heartbeat: it keeps or gets its share of the slots, and learns what is needed in them."""
         known = floors or {}
         arguments = (manager_id, shards, self._shard_lease, now, self._slots, [known.get(slot) for slot in self._slots])
-        notice = f"{SHARDS_NOTICE} {manager_id}"
-        [row] = await self.database.fetch(shard_sql.BEAT, *arguments, self.database.channel, notice)
-        instant, slots, needed, *rest, _ = row
+        [row] = await self.database.fetch(shard_sql.BEAT, *arguments)
+        instant, slots, needed, *rest = row
         return Beat(instant, instant + self._lookahead, dict(zip(slots, needed, strict=True)), *rest)
 
     async def retire_manager(self, manager_id: str, *, shards: int) -> None:

@@ -16,7 +16,7 @@ log = structlog.get_logger("cron_ticks.listener")
 
 PROOF_PREFIX = " proof "  # no queue's name begins with a blank
 TICKS_NOTICE = " ticks"  # there are ticks that are due soon
-SHARDS_NOTICE = " shards"  # managers have let go of shards, or want some; then its sender's id
+SHARDS_NOTICE = " shards"  # a manager has let go of its shards; then its id
 PROOF_SECONDS = 5.0  # how long a proof may take
 PROOF_INTERVAL_SECONDS = 60.0
 DEAF_INTERVAL_SECONDS = (1.0, 30.0)  # until the next try, at first and at last

@@ -37,8 +37,6 @@ class Beat(NamedTuple):
     needed: Mapping[int, datetime | None]  # of each of its slots, the earliest first: the occurrence needed first
     shards: int  # it has so many
     taken: int  # of these, just now
-    released: int  # so many it has not any more
-    lacking: bool  # it is to have more, as soon as others let go of theirs
     backfills: bool  # there are some that have not ended
 
 

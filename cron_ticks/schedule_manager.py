@@ -25,7 +25,7 @@ log = structlog.get_logger("cron_ticks.schedule_manager")
 
 CATCH_UP_SECONDS = 0.5
 BEATS = 3  # per lease, at least
-LACKING_SECONDS = 1.0  # until a manager that is to have more shards asks again
+NEWCOMER_SECONDS = 3.0  # until a manager without shards takes its share of the others'
 
 # What the database says of a row. Anything else is its own trouble, and no fault of a schedule's.
 REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError)
@@ -76,6 +76,7 @@ class ScheduleManager:
         self._id = manager_id
         self._shards = settings.leased_shards if manager_id else 0
         self._tokens_made = False
+        self._had = 0  # shards
         self._beat_interval = min(settings.manager_interval_seconds, settings.shard_lease / BEATS)
         self._beat_at = -math.inf
         self._sweeps = Sweeps()
@@ -96,9 +97,8 @@ class ScheduleManager:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
         next_backfill = await self._backfiller.run_once() if beat.backfills else math.inf
-        if beat.lacking:
-            return min(LACKING_SECONDS, next_backfill)
-        return min(max(0.0, begun + self._beat_interval - time.monotonic()), next_backfill)
+        interval = NEWCOMER_SECONDS if self._shards and not beat.shards else self._beat_interval
+        return min(max(0.0, begun + interval - time.monotonic()), next_backfill)
 
     async def retire(self) -> None:
         """Let go of the shards."""
@@ -130,8 +130,9 @@ class ScheduleManager:
             beat = await self._repository.beat(self._id, shards=self._shards, floors=floors)
         self._beat_at = time.monotonic() + self._beat_interval
         self._floors = {slot: min(first or beat.until, beat.until) for slot, first in beat.needed.items()}
-        if beat.taken or beat.released:
-            log.info("shards_shared_out", shards=beat.shards, taken=beat.taken, released=beat.released)
+        if beat.taken or beat.shards != self._had:
+            log.info("shards_shared_out", shards=beat.shards, taken=beat.taken)
+        self._had = beat.shards
         return beat
 
     async def _make_batch(self, course: Pass) -> None:

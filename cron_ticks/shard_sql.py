@@ -16,11 +16,12 @@ ON CONFLICT DO NOTHING
 #
 # - `renewed`: it is alive, and what it has is its own for another lease. $2 is the number of shards; 0: it leases none,
 #   and looks at all slots ($5).
-# - `own`, `released`, `taken`: it has its share and no more. What is above it is let go; what is nobody's, or of a
-#   manager whose lease has ended, is taken. Two that take at the same time pass each other by.
+# - `free`, `excess`, `taken`: whoever has shards takes at once what is nobody's, or of a manager whose lease has ended,
+#   however much that is. A newcomer gets its share of what others have too much of; they look after it too until they
+#   learn of that. It does so with its second heartbeat and not before: a pod that dies again and again when it starts
+#   is another manager each time, and must not have what nobody else looks after while its lease lasts. Two that take at
+#   the same time pass each other by.
 # - `first`: the occurrence of each of its slots that is needed first. Of a slot with a floor ($6), only from there on.
-#
-# It wakes the others up ($7, $8) if it has let go of something, or lacks something that one of them has too much of.
 BEAT = """
 WITH clock AS (SELECT coalesce($4::timestamptz, statement_timestamp()) AS instant),
 renewed AS (
@@ -32,42 +33,40 @@ others AS MATERIALIZED (
     SELECT id FROM {schema}.cron_managers, clock WHERE shards = $2 AND leased_until > instant AND id <> $1
 ),
 share AS MATERIALIZED (SELECT ceil($2::numeric / (1 + count(*)))::int AS most FROM others),
-own AS MATERIALIZED (
-    SELECT shard
-    FROM {schema}.cron_shards
-    WHERE shards = $2 AND leased_by = $1
-    ORDER BY shard
-    LIMIT (SELECT most FROM share)
-),
-released AS (
-    UPDATE {schema}.cron_shards
-    SET leased_by = NULL
-    WHERE shards = $2 AND leased_by = $1 AND shard NOT IN (SELECT shard FROM own)
-    RETURNING shard
-),
+own AS MATERIALIZED (SELECT shard FROM {schema}.cron_shards WHERE shards = $2 AND leased_by = $1),
 free AS MATERIALIZED (
     SELECT shard
     FROM {schema}.cron_shards
     WHERE shards = $2 AND (leased_by IS NULL OR leased_by <> $1 AND leased_by NOT IN (SELECT id FROM others))
-    ORDER BY shard
-    LIMIT (SELECT most FROM share) - (SELECT count(*) FROM own)
+        AND (EXISTS (SELECT FROM own) OR NOT EXISTS (
+            SELECT FROM {schema}.cron_shards WHERE shards = $2 AND leased_by IN (SELECT id FROM others)))
+    FOR UPDATE SKIP LOCKED
+),
+excess AS MATERIALIZED (
+    SELECT shard
+    FROM (
+        SELECT shard, row_number() OVER (PARTITION BY leased_by ORDER BY shard) AS number
+        FROM {schema}.cron_shards
+        WHERE shards = $2 AND leased_by IN (SELECT id FROM others)
+    ) AS counted, clock
+    WHERE number > (SELECT most FROM share)
+        AND EXISTS (SELECT FROM {schema}.cron_managers WHERE shards = $2 AND id = $1 AND leased_until > instant)
+    ORDER BY number DESC
+    LIMIT greatest(0, (SELECT most FROM share) - (SELECT count(*) FROM own) - (SELECT count(*) FROM free))
+),
+moving AS MATERIALIZED (
+    SELECT shard
+    FROM {schema}.cron_shards
+    WHERE shards = $2 AND shard = ANY (ARRAY(SELECT shard FROM excess)) AND leased_by IN (SELECT id FROM others)
     FOR UPDATE SKIP LOCKED
 ),
 taken AS (
     UPDATE {schema}.cron_shards
     SET leased_by = $1
-    WHERE shards = $2 AND shard = ANY (ARRAY(SELECT shard FROM free))
+    WHERE shards = $2 AND shard = ANY (ARRAY(SELECT shard FROM free UNION ALL SELECT shard FROM moving))
     RETURNING shard
 ),
 mine AS MATERIALIZED (SELECT shard FROM own UNION ALL SELECT shard FROM taken),
-lacking AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM mine) < (SELECT most FROM share) AND EXISTS (
-        SELECT
-        FROM {schema}.cron_shards
-        WHERE shards = $2 AND leased_by IN (SELECT id FROM others)
-        GROUP BY leased_by
-        HAVING count(*) > (SELECT most FROM share)) AS shards
-),
 slot AS MATERIALIZED (
     SELECT given.slot, given.floor
     FROM unnest($5::int[], $6::timestamptz[]) AS given (slot, floor)
@@ -88,9 +87,7 @@ first AS MATERIALIZED (
 SELECT clock.instant, ARRAY(SELECT slot FROM first ORDER BY next_tick_needed_at, slot) AS slots,
     ARRAY(SELECT next_tick_needed_at FROM first ORDER BY next_tick_needed_at, slot) AS needed,
     (SELECT count(*) FROM mine) AS shards, (SELECT count(*) FROM taken) AS taken,
-    (SELECT count(*) FROM released) AS released, (SELECT shards FROM lacking) AS lacking,
-    EXISTS (SELECT FROM {schema}.cron_backfills WHERE due_at IS NOT NULL) AS backfills,
-    CASE WHEN (SELECT shards FROM lacking) OR EXISTS (SELECT FROM released) THEN pg_notify($7, $8) END
+    EXISTS (SELECT FROM {schema}.cron_backfills WHERE due_at IS NOT NULL) AS backfills
 FROM clock
 """
 

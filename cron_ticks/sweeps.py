@@ -19,6 +19,7 @@ class Sweeps:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due_at = -float("inf")
+        self._before = 0.0  # how long the sweep before has taken
 
     @property
     def due(self) -> bool:
@@ -32,13 +33,17 @@ class Sweeps:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Around a sweep: after a slow one it is a while until the next, even if it failed."""
+        """Around a sweep: after two slow ones it is a while until the next, even if they failed.
+
+        One alone says little: a connection had to be made, a statement to be planned, or the machine was busy.
+        """
         begun = self._clock()
         try:
             yield
         finally:
             took = self._clock() - begun
-            self.rest(0.0 if took < QUICK_SECONDS else took)
+            least, self._before = min(took, self._before), took
+            self.rest(0.0 if least < QUICK_SECONDS else least)
 
     def rest(self, took: float) -> None:
         """The next one is due after a while, because this one took so long."""

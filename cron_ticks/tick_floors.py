@@ -1,7 +1,7 @@
 """TickFloors: below which no tick of a sink was pending, by turn and priority, as far as one process knows."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from cron_ticks.sweeps import Sweeps
@@ -9,6 +9,7 @@ from cron_ticks.sweeps import Sweeps
 PRIORITIES = 4
 TURNS = 3
 LEVELS = TURNS * PRIORITIES
+MARGIN = timedelta(seconds=1)  # what is due at once is committed a moment later, and somebody may have looked meanwhile
 NO_FLOORS: Sequence[datetime | None] = (None,) * LEVELS
 
 
@@ -31,8 +32,10 @@ class TickFloors:
 
     @property
     def all(self) -> Sequence[datetime | None]:
-        """Of each turn, of each priority; none if it is time to look from the beginning."""
-        return NO_FLOORS if self.sweeps.due else self._floors
+        """Of each turn, of each priority, less a margin; none if it is time to look from the beginning."""
+        if self.sweeps.due:
+            return NO_FLOORS
+        return [None if floor is None else floor - MARGIN for floor in self._floors]
 
     def of_turn(self, turn: int) -> Sequence[datetime | None]:
         """Of each priority."""

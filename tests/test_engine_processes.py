@@ -301,7 +301,7 @@ async def test_a_trigger_fires_at_the_next_poll_of_a_pod_that_goes_deaf(
 
 
 async def until_waiting(statement: str, connection: Any) -> None:
-    """Until a process waits for a lock in a statement with this text."""
+    """Until a process waits for a lock in a statement with this text, which the server shows the beginning of."""
     waiting = """
     SELECT EXISTS (
         SELECT
@@ -334,7 +334,7 @@ async def test_a_ticker_killed_or_stopped_inside_its_firing_loses_and_repeats_no
             at,
         )
         victim = await processes.worker(dsn, "without_handlers")
-        await until_waiting('DELETE FROM "public".cron_ticks', connection)
+        await until_waiting("AS ticker_id, instant", connection)
         victim.send(number)
         other = await processes.worker(dsn, "without_handlers")
         await block.rollback()
@@ -386,7 +386,7 @@ async def test_a_manager_stopped_inside_its_transaction_loses_its_session_and_an
         await block.start()
         await blocker.execute(obstacle)
         worker = await processes.worker(dsn, lookahead_seconds="120", **LEASE)
-        await until_waiting('INSERT INTO "public".cron_ticks', connection)
+        await until_waiting("AS given (cron, zone, dst_gap", connection)
         worker.send(signal.SIGSTOP)
         assert await connection.fetch("SELECT FROM cron_schedule_cursors FOR UPDATE SKIP LOCKED") == []
         await block.rollback()

@@ -98,7 +98,7 @@ TICKS = [f"tick_{number}" for number in range(BATCH)]
 
 STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     # generation
-    "BEAT": (shard_sql.BEAT, ("ticker_x", 64, MINUTE, NOW, SLOTS, [None] * 256, "a_channel", "a notice")),
+    "BEAT": (shard_sql.BEAT, ("ticker_x", 64, MINUTE, NOW, SLOTS, [None] * 256)),
     "LOCK_CURSORS_OF_SLOTS": (
         generation_sql.LOCK_CURSORS_OF_SLOTS,
         (SLOTS, [None] * 256, NOW, BATCH, 1, 0, NOW, "10s"),
