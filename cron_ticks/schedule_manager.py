@@ -97,7 +97,8 @@ class ScheduleManager:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
         next_backfill = await self._backfiller.run_once() if beat.backfills else math.inf
-        interval = NEWCOMER_SECONDS if self._shards and not beat.shards else self._beat_interval
+        settled = not self._shards or beat.shards > 0
+        interval = self._beat_interval if settled else min(NEWCOMER_SECONDS, self._beat_interval)
         return min(max(0.0, begun + interval - time.monotonic()), next_backfill)
 
     async def retire(self) -> None:
