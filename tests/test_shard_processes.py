@@ -23,7 +23,7 @@ OF_ONE = "SELECT count(*) FROM cron_shards WHERE leased_by = $1"
 
 
 async def declare(dsn: str, ends_at: datetime) -> list[Schedule]:
-    async with QueueManager(settings=Settings.load(dsn=dsn, log_level="warning", **SETTINGS)) as manager:
+    async with QueueManager(settings=Settings.load(dsn=dsn, **SETTINGS)) as manager:
         return list(
             await asyncio.gather(
                 *(
