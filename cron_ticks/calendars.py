@@ -25,10 +25,11 @@ class Known(NamedTuple):
 
 
 class Calendars:
-    """The moments of calendars in [since, until). One that can't be followed, or has too many, is not among them."""
+    """The moments of calendars in [since, horizon). One that can't be followed, or has too many, is not among them."""
 
-    def __init__(self, since: datetime, until: datetime, *, most: int) -> None:
-        self.until = until
+    def __init__(self, since: datetime, until: datetime, horizon: datetime, *, most: int) -> None:
+        self.until = until  # the end of the window
+        self.horizon = horizon
         self._since = since
         self._most = most
         self._known: dict[Calendar, Known | None] = {}
@@ -55,10 +56,10 @@ class Calendars:
     def _compute(self, calendar: Calendar) -> Known | None:
         try:
             rule = CronRule(*calendar)
-            moments = rule.occurrences(self._since, self.until, most=self._most + 1)
-            following = rule.occurrence_at_or_after(self.until)
+            moments = rule.occurrences(self._since, self.horizon, most=self._most + 1)
+            following = rule.occurrence_at_or_after(self.horizon)
         except RULE_ERRORS:  # whoever plans a schedule that has it finds out, and says so
             return None
         if len(moments) > self._most:
             return None
-        return Known(moments, None if following is None else min(following, self.until + LOOK_AGAIN))
+        return Known(moments, None if following is None else min(following, self.horizon + LOOK_AGAIN))

@@ -20,6 +20,7 @@ from cron_ticks.settings import LONGEST_IDLE_SECONDS, SLOTS, Settings
 from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
 
 MOST_TICKS_AT_ONCE = 1000  # per schedule and transaction of a manager
+MOST_TICKS_AHEAD = 4  # up to the horizon
 LATE_AT_ONCE = 1000  # ticks per schedule that are ended as missed in one transaction
 MOST_COLLISIONS = 100  # of one occurrence's microsecond with those of others
 SOON = timedelta(seconds=1.5 * LONGEST_IDLE_SECONDS)  # a ticker asks at least so often what is due next
@@ -34,6 +35,7 @@ class GenerationRepository(LeaseRepository):
         self._events: EventLevel = settings.events
         self._actor = None if self._events == "off" else settings.acting_as  # None: no events of schedules
         self._lookahead = timedelta(seconds=settings.lookahead_seconds)
+        self._horizon = timedelta(seconds=settings.horizon)
         self._limits_of_catching_up = (
             settings.catch_up_max_count,
             timedelta(seconds=settings.catch_up_max_age_seconds),
@@ -76,7 +78,8 @@ class GenerationRepository(LeaseRepository):
 
     def calendars(self, beat: Beat) -> Calendars:
         """Those of a pass: of the schedules that are not behind, up to the end of the window."""
-        return Calendars(beat.instant - self._missed_after, beat.until, most=MOST_TICKS_AT_ONCE)
+        since, horizon = beat.instant - self._missed_after, beat.instant + self._horizon
+        return Calendars(since, beat.until, horizon, most=MOST_TICKS_AT_ONCE)
 
     async def lock_cursors(
         self,
@@ -123,6 +126,8 @@ class GenerationRepository(LeaseRepository):
             tick_id_beginning(),
             *calendars.columns(),
             MOST_TICKS_AT_ONCE,
+            calendars.horizon,
+            MOST_TICKS_AHEAD,
             connection=connection,
         )
         if rows[0]["due_in"] is not None and rows[0]["due_in"] < SOON:

@@ -68,8 +68,12 @@ CROSS JOIN LATERAL (
 LIMIT $4
 """
 
-# Makes the ticks of many schedules up to the end of the pass ($5), and advances their cursors, which are held. The
-# occurrences are numbered: those of an interval by arithmetic, a one-off has number 0, and a time of day has the
+# Makes the ticks of many schedules up to the end of the pass ($5), and advances their cursors, which are held. Whoever
+# has few there gets up to $17 before the horizon ($16), because taking a schedule in hand costs more than its ticks do;
+# up to an occurrence whose number, with a letter of the id, is a multiple of $17, so that schedules which were made
+# together are not in hand together for ever.
+#
+# The occurrences are numbered: those of an interval by arithmetic, a one-off has number 0, and a time of day has the
 # numbers of its calendar's moments in $14, which were computed once for all schedules that share it ($7 to $13). None
 # of them is late: who is behind is planned elsewhere, and so is what is left over, which comes back schedule by
 # schedule: one whose calendar is not given, a time of day with bounds, whoever has very many occurrences ($15).
@@ -86,17 +90,22 @@ WITH calendar AS MATERIALIZED (
 ),
 rule AS MATERIALIZED (
     SELECT schedule.*, given.planned, calendar.next_needed AS calendar_needed, numbered.first,
-        least(numbered.last, numbered.first + max_runs - given.planned - 1) AS last,
+        least(greatest(in_window, least(in_horizon, numbered.first + $17 - 1
+                - (ascii(right(schedule.id, 1)) + turn) % $17)),
+            numbered.first + max_runs - given.planned - 1) AS last,
+        calendar.last AS calendar_last,
         CASE WHEN schedule.cron IS NOT NULL
                 THEN calendar.first IS NULL OR coalesce(starts_at, ends_at) IS NOT NULL OR max_runs IS NOT NULL
             WHEN interval_us IS NULL THEN anchor_at >= $5
-            ELSE numbered.last - numbered.first >= $15 END AS left_over
+            ELSE in_window - numbered.first >= $15 END AS left_over
     FROM unnest($1::text[], $2::timestamptz[], $3::bigint[]) AS given (schedule_id, needed_from, planned)
     CROSS JOIN LATERAL (
         SELECT *,
             round(date_part('epoch', greatest(given.needed_from, starts_at) - anchor_at) * 1000000)::bigint AS from_us,
             round(date_part('epoch', least($5::timestamptz - interval '1 microsecond', ends_at) - anchor_at)
-                * 1000000)::bigint AS until_us
+                * 1000000)::bigint AS until_us,
+            round(date_part('epoch', least($16::timestamptz - interval '1 microsecond', ends_at) - anchor_at)
+                * 1000000)::bigint AS horizon_us
         FROM {schema}.cron_schedules
         WHERE id = given.schedule_id
         LIMIT 1
@@ -110,9 +119,18 @@ rule AS MATERIALIZED (
                 WHERE ($14::timestamptz[])[number] < given.needed_from)
             WHEN interval_us IS NULL THEN (from_us > 0)::int
             ELSE (greatest(from_us, 0) + interval_us - 1) / interval_us END AS first,
-        CASE WHEN schedule.cron IS NOT NULL THEN calendar.last
+        CASE WHEN schedule.cron IS NOT NULL THEN calendar.last - (
+                SELECT count(*)
+                FROM generate_series(calendar.first, calendar.last) AS number
+                WHERE ($14::timestamptz[])[number] >= $5)
             WHEN until_us < 0 THEN -1
-            ELSE coalesce(until_us / interval_us, 0) END AS last
+            ELSE coalesce(until_us / interval_us, 0) END AS in_window,
+        CASE WHEN schedule.cron IS NOT NULL THEN calendar.last
+            WHEN horizon_us < 0 THEN -1
+            ELSE coalesce(horizon_us / interval_us, 0) END AS in_horizon,
+        CASE WHEN schedule.cron IS NOT NULL THEN date_part('epoch', given.needed_from)::bigint / 60
+            ELSE (greatest(from_us, 0) + interval_us - 1) / interval_us END AS turn
+        OFFSET 0
     ) AS numbered
 ),
 wanted AS MATERIALIZED (
@@ -139,6 +157,8 @@ advanced AS (
     SET planned = rule.planned + greatest(0, last - first + 1),
         next_tick_needed_at = CASE
             WHEN rule.planned + greatest(0, last - first + 1) >= max_runs THEN NULL
+            WHEN cron IS NOT NULL AND greatest(first, last + 1) <= calendar_last
+                THEN ($14::timestamptz[])[greatest(first, last + 1)]
             WHEN cron IS NOT NULL THEN calendar_needed
             WHEN anchor_at + greatest(first, last + 1) * interval_us * interval '1 microsecond' > ends_at THEN NULL
             ELSE anchor_at + greatest(first, last + 1) * interval_us * interval '1 microsecond' END

@@ -78,6 +78,10 @@ class Settings(BaseSettings):
 
     # ScheduleManager
     lookahead_seconds: Seconds = Field(default=60, description="How far ahead ticks are made")
+    horizon_seconds: Seconds | None = Field(
+        default=None,
+        description="How far ahead up to 4 ticks are made of a schedule that needs one; default: the lookahead",
+    )
     manager_interval_seconds: Seconds = Field(default=10, description="Pause between two passes of the manager")
     manager_batch_size: BatchSize = Field(default=1000, description="Schedules per transaction of the manager")
     missed_after_seconds: Seconds = Field(
@@ -197,6 +201,14 @@ class Settings(BaseSettings):
             raise ValueError("must not contain control characters")
         return value
 
+    @field_validator("horizon_seconds")
+    @classmethod
+    def _the_window_ends_before_the_horizon(cls, value: float | None, info: ValidationInfo) -> float | None:
+        lookahead = info.data.get("lookahead_seconds")
+        if value is not None and lookahead is not None and value < lookahead:
+            raise ValueError(f"must be at least {PREFIX}LOOKAHEAD_SECONDS ({lookahead:g}), in which all ticks are made")
+        return value
+
     @field_validator("manager_interval_seconds")
     @classmethod
     def _passes_must_overlap(cls, value: float, info: ValidationInfo) -> float:
@@ -260,6 +272,11 @@ class Settings(BaseSettings):
         if self.jitter_cap_seconds is not None:
             return timedelta(seconds=self.jitter_cap_seconds)
         return timedelta(seconds=min(JITTER_CAP_SECONDS, self.lookahead_seconds - self.manager_interval_seconds))
+
+    @property
+    def horizon(self) -> float:
+        """How far ahead ticks may be made, in seconds."""
+        return self.lookahead_seconds if self.horizon_seconds is None else self.horizon_seconds
 
     @property
     def shard_lease(self) -> float:

@@ -39,6 +39,10 @@ BenchDsn = Annotated[
 ]
 Minutes = Annotated[float, typer.Option(help="How long it is measured.", min=0.05, max=1440)]
 Consume = Annotated[bool, typer.Option("--consume", help="One more worker, which consumes the messages.")]
+Horizon = Annotated[
+    float | None,
+    typer.Option(help="CRON_TICKS_HORIZON_SECONDS of the workers; default: the lookahead.", min=60, show_default=False),
+]
 Find = Annotated[bool, typer.Option("--find", help="Stop at the first load that isn't held, and look for the highest.")]
 
 Due = Annotated[int, typer.Option(help="Schedules due at each pass.", min=1, max=1_000_000)]
@@ -71,6 +75,7 @@ def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
     consume: Consume = False,
     find: Find = False,
     jitter: Jitter = DEFAULT_JITTER_RATIO,
+    horizon: Horizon = None,
     rounds: Rounds = 1,
     plot: PlotFile = None,
     dsn: BenchDsn = None,
@@ -80,7 +85,7 @@ def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
 
     async def measure(server_dsn: str, **options: Any) -> steady.SteadyFigures:
         sizes = parse_sizes("--schedules", schedules, least=60, most=MOST)
-        loads = [steady.SteadyLoad(size, minutes * 60, processes, consume, jitter) for size in sizes]
+        loads = [steady.SteadyLoad(size, minutes * 60, processes, consume, jitter, horizon) for size in sizes]
         return await steady.run_steady(server_dsn, loads=loads, rounds=rounds, find=find, **options)
 
     _show(measure, dsn, plot, as_json=as_json)

@@ -79,11 +79,17 @@ class SteadyLoad:
     processes: int
     consume: bool
     jitter: float
+    horizon: float | None = None  # of the managers; None: the default
 
     @property
     def apps(self) -> list[str]:
         """Workers without a handler, and one more with a handler if messages are to be consumed."""
         return [FIRING] * self.processes + [CONSUMING] * self.consume
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Of the workers, beside the defaults."""
+        return {} if self.horizon is None else {"horizon_seconds": str(self.horizon)}
 
     @property
     def jitter_seconds(self) -> float:
@@ -119,10 +125,10 @@ async def measure(dsn: str, load: SteadyLoad, say: Progress) -> dict[str, Any]:
         per_second = load.schedules / MINUTE.total_seconds()
         start = after(await tables.now(), lead_seconds(load.schedules, per_second) + load.jitter_seconds)
         await tables.make_schedules(Made(load.schedules, [MINUTE], start, jitter=load.jitter))
-        async with pods(load.apps, course.dsn) as running:
+        async with pods(load.apps, course.dsn, load.settings) as running:
             if await tables.now() > after(start, -load.jitter_seconds):
                 raise CronTicksError("the schedules took too long to write: this machine is too busy, or too small")
-            since = after(start, load.jitter_seconds + WARM_UP_SECONDS)
+            since = after(start, load.jitter_seconds + WARM_UP_SECONDS + (load.horizon or 0))
             until = after(since, load.seconds)
             await sleep_until(tables, since, say, "warming up")
             first = await Reading.take(tables, running)
@@ -216,6 +222,7 @@ class SteadyFigures:
             "processes": self.load.processes,
             "consume": self.load.consume,
             "jitter": self.load.jitter,
+            "horizon": self.load.horizon,
             "criterion": CRITERION,
             "highest_held": self.highest_held,
             "loads": {
