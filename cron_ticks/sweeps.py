@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-QUICK_SECONDS = 0.02
+QUICK_SECONDS = 0.002
 RESTS = 20  # times as long as it took, so that sweeps take a twentieth of the time at the most
 
 
