@@ -20,6 +20,16 @@ from support.processes import Processes
 MINUTE = timedelta(minutes=1)
 
 
+class SilentSteps:
+    """Nobody looks."""
+
+    def expect(self, steps: int) -> None: ...
+
+    def __call__(self, text: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
 async def report_of(processes: Processes, *arguments: str, dsn: str) -> dict[str, Any]:
     running = await processes.cron_ticks("bench", *arguments, "--json", "--dsn", dsn)
     output = await running.output(110)
@@ -67,7 +77,7 @@ async def test_making_ticks_is_measured_beside_the_bare_statements(dsn: str, pro
 
 async def test_the_statements_of_an_idle_worker_are_counted(dsn: str) -> None:
     """Soon after its start it looks more often than at rest, but not much."""
-    figures = await idle.run_idle(dsn, sizes=[10], seconds=3, rounds=1, rest=2, server={}, progress=lambda _: None)
+    figures = await idle.run_idle(dsn, sizes=[10], seconds=3, rounds=1, rest=2, server={}, progress=SilentSteps())
     (found,) = figures.found[10]
     assert found["statements_per_second"] == pytest.approx(
         sum(found["statements"].values()) / found["seconds"], rel=0.01
@@ -83,7 +93,7 @@ async def test_nothing_is_lost_when_a_worker_is_killed(dsn: str, variant: failov
     """Before the kill both fire, and it fails by itself if a tick is lost or doubled."""
     load = failover.FailoverLoad(schedules=100, processes=2, before=3, afterwards=3, jitter=0)
     figures = await failover.run_failover(
-        dsn, load=load, variants=[variant], rounds=1, server={}, progress=lambda _: None
+        dsn, load=load, variants=[variant], rounds=1, server={}, progress=SilentSteps()
     )
     (found,) = figures.found[variant.name]
     assert found["expected"] == found["enqueued"] == found["messages"]
@@ -234,7 +244,7 @@ async def test_the_highest_load_that_is_held_is_searched_for(
 
     monkeypatch.setattr(steady, "measure", measure)
     loads = [steady.SteadyLoad(count, 60, 2, consume=False, jitter=0.1) for count in (100_000, 1_000_000)]
-    figures = await steady.run_steady(dsn, loads=loads, rounds=1, find=True, server={}, progress=lambda _: None)
+    figures = await steady.run_steady(dsn, loads=loads, rounds=1, find=True, server={}, progress=SilentSteps())
     assert seen == tried
     assert figures.highest_held == max(count for count in tried if count <= limit)
 

@@ -1,24 +1,18 @@
 """`cron-ticks bench`: how fast it is here, beside the same SQL without Python around it."""
 
-import json
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from cron_ticks.cli.bench import audit, bloat, calendar, fire, load_commands
-from cron_ticks.cli.bench.plot import Plot, svg
 from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OTHER_LEVELS, OWN_CONTENDERS, Contender, run_rounds
-from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
-from cron_ticks.embedded import embedded_server, use_embedded
+from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds, Shown, check_plot_file, on_server, show_results
+from cron_ticks.cli.common import Json, load_settings, reported_errors, run
 from cron_ticks.errors import InvalidInputError
-from cron_ticks.settings import Settings
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
 load_commands.register(bench_app)
@@ -40,23 +34,8 @@ Bursts = Annotated[
 Schedules = Annotated[int, typer.Option(help="Schedules of each kind.", min=300, max=1_000_000)]
 Audited = Annotated[int, typer.Option("--schedules", help="Schedules.", min=300, max=1_000_000)]
 Hours = Annotated[int, typer.Option(help="Hours of the ledger; one of them is audited.", min=1, max=24)]
-Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
 Only = Annotated[str, typer.Option(help="Only measures whose name begins so.", show_default=False)]
 Events = Annotated[bool, typer.Option("--events", help="Also with the other levels of events, to see what they cost.")]
-BenchDsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        help="Server to measure on, where databases may be made; default: an embedded one for this run alone.",
-        show_default=False,
-    ),
-]
-
-
-PlotFile = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Also draw the figures into this file, which ends in .svg.", show_default=False),
-]
 
 
 @bench_app.callback()
@@ -184,16 +163,8 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
-class _Shown(Protocol):
-    def as_json(self) -> dict[str, Any]: ...
-
-    def table(self) -> Table: ...
-
-    def plot(self) -> Plot | None: ...
-
-
 def _show_figures(
-    measure: Callable[..., Awaitable[_Shown]],
+    measure: Callable[..., Awaitable[Shown]],
     known: Sequence[_Named],
     dsn: str | None,
     *,
@@ -209,37 +180,5 @@ def _show_figures(
         if not measures:
             names = ", ".join(measure.name for measure in known)
             raise InvalidInputError("--only", f"no measure begins with {only!r}; there are: {names}")
-        figures = run(_on_server, settings, dsn, partial(measure, measures=measures, progress=steps))
+        figures = run(on_server, settings, dsn, partial(measure, measures=measures, progress=steps))
     show_results(figures, as_json=as_json, plot=plot)
-
-
-def check_plot_file(plot: Path | None) -> None:
-    """Before anything is measured: a long run must not end with a wrong name."""
-    if plot is not None and plot.suffix != ".svg":
-        raise InvalidInputError("--plot", f"{plot.name} must end in .svg")
-    if plot is not None and not plot.parent.is_dir():
-        raise InvalidInputError("--plot", f"there is no folder {plot.parent}")
-
-
-def show_results(figures: _Shown, *, as_json: bool, plot: Path | None) -> None:
-    """Print them, and draw them if that is wanted."""
-    if as_json:
-        typer.echo(json.dumps(figures.as_json()))
-    else:
-        output = Console()
-        Console(width=output.width if output.is_terminal else REPORT_WIDTH).print(figures.table())
-    if plot is not None:
-        with reported_errors():
-            drawn = figures.plot()
-            if drawn is None:
-                raise InvalidInputError("--plot", "nothing was measured that can be drawn")
-            plot.write_text(svg(drawn), encoding="utf-8")
-
-
-async def _on_server(settings: Settings, dsn: str | None, measure: Callable[[str], Awaitable[_Shown]]) -> _Shown:
-    if dsn is not None:
-        return await measure(dsn)
-    with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
-        own = settings.model_copy(update={"embedded_data_dir": Path(folder) / "server"})
-        async with use_embedded(embedded_server(own)) as server:
-            return await measure(server.dsn)

@@ -26,7 +26,6 @@ from cron_ticks.cli.bench.loads import (
     described,
     drained,
     in_turn,
-    labelled,
     lead_seconds,
     open_course,
     sleep_until,
@@ -36,6 +35,7 @@ from cron_ticks.cli.bench.loads import (
 from cron_ticks.cli.bench.machine import describe_machine
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
+from cron_ticks.cli.bench.progress import Steps, within
 from cron_ticks.errors import CronTicksError
 from cron_ticks.settings import Settings
 from token_queue.queue_repository import QUEUE_SINK
@@ -243,14 +243,15 @@ async def run_failover(
     variants: Sequence[Variant],
     rounds: int,
     server: dict[str, str],
-    progress: Progress,
+    progress: Steps,
 ) -> FailoverFigures:
     """Each variant once per round; another worker dies each time."""
     found: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
+    progress.expect(rounds * len(variants))
     for number in range(rounds):
         for variant in in_turn(variants, number):
             label = f"round {number + 1} of {rounds}: {variant.name}"
-            say = labelled(progress, label)
+            say = within(progress, label)
             results = await measure(dsn, variant, load, number % load.processes, say)
             found[variant.name].append(results)
     return FailoverFigures(found, load, server, await describe_machine(dsn))

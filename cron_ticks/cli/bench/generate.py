@@ -25,7 +25,6 @@ from cron_ticks.cli.bench.loads import (
     after,
     described,
     in_turn,
-    labelled,
     open_course,
     sleep_until,
     spread,
@@ -33,6 +32,7 @@ from cron_ticks.cli.bench.loads import (
 )
 from cron_ticks.cli.bench.machine import describe_machine
 from cron_ticks.cli.bench.plot import Plot, bar_of
+from cron_ticks.cli.bench.progress import Steps, within
 from cron_ticks.database import open_database
 from cron_ticks.errors import CronTicksError
 from cron_ticks.repository import CronRepository
@@ -180,10 +180,11 @@ class GenerateFigures:
 
 
 async def run_generate(
-    dsn: str, *, load: GenerateLoad, rounds: int, server: dict[str, str], progress: Progress
+    dsn: str, *, load: GenerateLoad, rounds: int, server: dict[str, str], progress: Steps
 ) -> GenerateFigures:
     """First the rates, then the passes; in each round all, in another order."""
     rates: dict[str, list[float]] = {}
+    progress.expect((2 * rounds if load.ticks else 0) + len(load.sizes) * (1 + rounds))
     if load.ticks:
         async with _course(dsn, "rate") as course:
             makers: list[tuple[str, Make]] = [(OURS, course.run_manager), (BARE, course.run_bare)]
@@ -191,14 +192,12 @@ async def run_generate(
             for number in range(rounds):
                 for name, make in in_turn(makers, number):
                     label = f"round {number + 1} of {rounds}: rate, {name}"
-                    rates[name].append(await rate(course, make, load.ticks, labelled(progress, label)))
+                    rates[name].append(await rate(course, make, load.ticks, within(progress, label)))
     passes, expressions = await _run_passes(dsn, load, rounds, progress)
     return GenerateFigures(rates, passes, expressions, load, server, await describe_machine(dsn))
 
 
-async def _run_passes(
-    dsn: str, load: GenerateLoad, rounds: int, progress: Progress
-) -> tuple[dict[int, list[float]], int]:
+async def _run_passes(dsn: str, load: GenerateLoad, rounds: int, progress: Steps) -> tuple[dict[int, list[float]], int]:
     seconds: dict[int, list[float]] = {size: [] for size in load.sizes}
     expressions = 0
     async with AsyncExitStack() as stack:

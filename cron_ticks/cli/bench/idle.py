@@ -25,7 +25,6 @@ from cron_ticks.cli.bench.loads import (
     after,
     described,
     in_turn,
-    labelled,
     open_course,
     sleep_until,
     spread,
@@ -34,6 +33,7 @@ from cron_ticks.cli.bench.loads import (
 from cron_ticks.cli.bench.machine import describe_machine
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
+from cron_ticks.cli.bench.progress import Steps, within
 from cron_ticks.errors import CronTicksError
 
 DAY = timedelta(days=1)
@@ -186,11 +186,12 @@ async def run_idle(
     seconds: float,
     rounds: int,
     server: dict[str, str],
-    progress: Progress,
+    progress: Steps,
     rest: float = REST_SECONDS,
 ) -> IdleFigures:
     """Each size once per round, in another order each time; one worker at a time."""
     found: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
+    progress.expect(len(sizes) * (1 + rounds))
     async with AsyncExitStack() as stack:
         courses: list[tuple[int, Course]] = []
         for size in sizes:
@@ -201,5 +202,5 @@ async def run_idle(
         for number in range(rounds):
             for size, course in in_turn(courses, number):
                 label = f"round {number + 1} of {rounds}: {size:,} schedules"
-                found[size].append(await measure(course, seconds, rest, labelled(progress, label)))
+                found[size].append(await measure(course, seconds, rest, within(progress, label)))
     return IdleFigures(found, seconds, server, await describe_machine(dsn))

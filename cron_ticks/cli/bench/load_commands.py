@@ -1,42 +1,25 @@
 """The commands of `cron-ticks bench` that put a load on real workers and look at what becomes of it."""
 
-import json
-import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from cron_ticks.cli.bench import failover, generate, idle, steady
 from cron_ticks.cli.bench.loads import parse_sizes, server_settings
-from cron_ticks.cli.bench.plot import Plot, svg
-from cron_ticks.cli.common import REPORT_WIDTH, Json, load_settings, reported_errors, run
-from cron_ticks.embedded import embedded_server, use_embedded
+from cron_ticks.cli.bench.progress import shown_steps
+from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds, Shown, check_plot_file, on_server, show_results
+from cron_ticks.cli.common import Json, load_settings, reported_errors, run
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.schedules import DEFAULT_JITTER_RATIO
-from cron_ticks.settings import Settings
 
 MOST = 5_000_000
 
-Rounds = Annotated[int, typer.Option(help="Rounds; the median of them is shown, with the range.", min=1)]
 Sizes = Annotated[str, typer.Option("--schedules", help="Schedules; several numbers with commas between them.")]
 Processes = Annotated[int, typer.Option(help="Worker processes.", min=1, max=64)]
 Jitter = Annotated[float, typer.Option(help="Jitter, as a share of the interval.", min=0, max=0.5)]
-PlotFile = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Also draw it, as SVG.", show_default=False)
-]
-BenchDsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        help="Server to measure on, where databases may be made; default: an embedded one for this run alone.",
-        show_default=False,
-    ),
-]
 Minutes = Annotated[float, typer.Option(help="How long it is measured.", min=0.05, max=1440)]
 Consume = Annotated[bool, typer.Option("--consume", help="One more worker, which consumes the messages.")]
 Horizon = Annotated[
@@ -153,35 +136,10 @@ def bench_failover(  # noqa: PLR0917 - typer's way of declaring options
     _show(measure, dsn, plot, as_json=as_json)
 
 
-class _Shown(Protocol):
-    def as_json(self) -> dict[str, Any]: ...
-
-    def table(self) -> Table: ...
-
-    def plot(self) -> Plot: ...
-
-
-def _show(measure: Callable[..., Awaitable[_Shown]], dsn: str | None, plot: Path | None, *, as_json: bool) -> None:
-    with reported_errors(), Console(stderr=True).status("starting") as status:
+def _show(measure: Callable[..., Awaitable[Shown]], dsn: str | None, plot: Path | None, *, as_json: bool) -> None:
+    with reported_errors(), shown_steps() as steps:
         settings = load_settings(dsn)
+        check_plot_file(plot)
         server = server_settings() if dsn is None else {}
-        measuring = partial(measure, server=server, progress=status.update)
-        figures = run(_on_server, settings, dsn, server, measuring)
-    if plot is not None:
-        plot.write_text(svg(figures.plot()), encoding="utf-8")
-    if as_json:
-        typer.echo(json.dumps(figures.as_json()))
-    else:
-        output = Console()
-        Console(width=output.width if output.is_terminal else REPORT_WIDTH).print(figures.table())
-
-
-async def _on_server(
-    settings: Settings, dsn: str | None, server: dict[str, str], measure: Callable[[str], Awaitable[_Shown]]
-) -> _Shown:
-    if dsn is not None:
-        return await measure(dsn)
-    with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
-        own = settings.model_copy(update={"embedded_data_dir": Path(folder) / "server"})
-        async with use_embedded(embedded_server(own, server)) as running:
-            return await measure(running.dsn)
+        figures = run(on_server, settings, dsn, partial(measure, server=server, progress=steps), server)
+    show_results(figures, as_json=as_json, plot=plot)

@@ -93,11 +93,6 @@ def lead_seconds(schedules: int, ticks_per_second: float) -> float:
     return schedules / SET_UP_PER_SECOND + min(LOOKAHEAD_SECONDS, 5 + window / FILLED_PER_SECOND)
 
 
-def labelled(progress: Progress, label: str) -> Progress:
-    """What is said is said of this."""
-    return lambda text: progress(f"{label}: {text}")
-
-
 async def sleep_until(tables: LoadTables, instant: datetime, progress: Progress, what: str) -> None:
     """By the database's clock, and say how long it will be."""
     end = anyio.current_time() + (instant - await tables.now()).total_seconds()

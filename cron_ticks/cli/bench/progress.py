@@ -1,6 +1,6 @@
 """How far a bench command is: a bar on standard error, where that is a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +17,15 @@ class Steps(Protocol):
 
     def __call__(self, text: str) -> None:
         """The step before has ended, and this begins."""
+
+    def say(self, text: str) -> None:
+        """What is happening in the step."""
+
+
+def within(steps: Steps, label: str) -> Callable[[str], None]:
+    """Begin a step; what is said is said of it."""
+    steps(label)
+    return lambda text: steps.say(f"{label}: {text}")
 
 
 @dataclass
@@ -35,6 +44,10 @@ class ShownSteps:
         """The bar goes on by one, but for the first."""
         self.bar.update(self.task, description=text, advance=1 if self.begun else 0)
         self.begun = True
+
+    def say(self, text: str) -> None:
+        """The bar stays where it is."""
+        self.bar.update(self.task, description=text)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from cron_ticks.cli.bench.loads import (
     check_audit,
     described,
     drained,
-    labelled,
     lead_seconds,
     open_course,
     sleep_until,
@@ -34,6 +33,7 @@ from cron_ticks.cli.bench.loads import (
 from cron_ticks.cli.bench.machine import describe_machine
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
+from cron_ticks.cli.bench.progress import Steps, within
 from cron_ticks.errors import CronTicksError
 
 MINUTE = timedelta(minutes=1)
@@ -280,7 +280,7 @@ async def run_steady(
     rounds: int,
     find: bool,
     server: dict[str, str],
-    progress: Progress,
+    progress: Steps,
 ) -> SteadyFigures:
     """Each load, round by round. With `find`: up to the first that isn't held, then between it and the one before."""
     found: dict[int, list[dict[str, Any]]] = {}
@@ -289,9 +289,11 @@ async def run_steady(
         label = f"{load.schedules:,} schedules"
         results = found.setdefault(load.schedules, [])
         for number in range(rounds):
-            results.append(await measure(dsn, load, labelled(progress, f"{label}, round {number + 1} of {rounds}")))
+            results.append(await measure(dsn, load, within(progress, f"{label}, round {number + 1} of {rounds}")))
         return _held(results)
 
+    if not find:
+        progress.expect(rounds * len(loads))
     below = 0
     for load in loads:
         if await held(load):
