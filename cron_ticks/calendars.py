@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from cron_ticks.cron_rules import CronRule, DstFold, DstGap
-from cron_ticks.occurrences import LOOK_AGAIN, RULE_ERRORS
+from cron_ticks.occurrences import LOOK_AGAIN, MICROSECOND, RULE_ERRORS
 
 
 class Calendar(NamedTuple):
@@ -25,13 +25,17 @@ class Known(NamedTuple):
 
 
 class Calendars:
-    """The moments of calendars in [since, horizon). One that can't be followed, or has too many, is not among them."""
+    """The moments of calendars in [since, until), and the `ahead` after them up to the horizon.
 
-    def __init__(self, since: datetime, until: datetime, horizon: datetime, *, most: int) -> None:
+    One that can't be followed, or has too many, is not among them.
+    """
+
+    def __init__(self, since: datetime, until: datetime, horizon: datetime, *, most: int, ahead: int) -> None:
+        self.since = since
         self.until = until  # the end of the window
         self.horizon = horizon
-        self._since = since
         self._most = most
+        self._ahead = ahead
         self._known: dict[Calendar, Known | None] = {}
 
     def learn(self, calendars: Iterable[Calendar]) -> set[Calendar]:
@@ -56,10 +60,11 @@ class Calendars:
     def _compute(self, calendar: Calendar) -> Known | None:
         try:
             rule = CronRule(*calendar)
-            moments = rule.occurrences(self._since, self.horizon, most=self._most + 1)
-            following = rule.occurrence_at_or_after(self.horizon)
+            moments = rule.occurrences(self.since, self.until, most=self._most + 1)
+            ahead = rule.occurrences(self.until, self.horizon, most=self._ahead) if self.horizon > self.until else []
+            following = rule.occurrence_at_or_after(ahead[-1] + MICROSECOND if ahead else self.until)
         except RULE_ERRORS:  # whoever plans a schedule that has it finds out, and says so
             return None
         if len(moments) > self._most:
             return None
-        return Known(moments, None if following is None else min(following, self.horizon + LOOK_AGAIN))
+        return Known([*moments, *ahead], None if following is None else min(following, self.until + LOOK_AGAIN))

@@ -20,7 +20,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.rows import DueTick, FiredTick
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink
-from cron_ticks.tick_floors import TickFloors
+from cron_ticks.tick_floors import PRIORITIES, TickFloors
 
 log = structlog.get_logger("cron_ticks.firing")
 
@@ -111,7 +111,8 @@ class TickFirer:
         if not due_in:
             due_in = await self._ask()
             if due_in.get(DUE_NOW, timedelta(0)) < -timedelta(seconds=self._settings.missed_after_seconds):
-                await self._catch_up(self._sink.name, self._floors.of_turn(DUE_NOW))
+                await self._catch_up(self._sink.name, self._floors.all[:PRIORITIES])
+                self._floors.forget_late()
                 due_in = await self._ask()
         due = [turn for turn, wait in due_in.items() if wait <= timedelta(0)]
         taken = 0
@@ -160,7 +161,7 @@ class TickFirer:
                 limit=limit,
                 turn=turn,
                 due_until=due_until,
-                floors=self._floors.of_turn(turn),
+                floors=self._floors.reached(turn),
             )
         except (asyncpg.PostgresError, TimeoutError) as error:
             if not self._is_theirs(error):

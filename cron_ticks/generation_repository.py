@@ -58,12 +58,13 @@ class GenerationRepository(LeaseRepository):
         *,
         shards: int = 0,
         floors: Mapping[int, datetime] | None = None,
+        deadline_seconds: float | None = None,
         now: datetime | None = None,
     ) -> Beat:
         """A manager's heartbeat: it keeps or gets its share of the slots, and learns what is needed in them."""
         known = floors or {}
         arguments = (manager_id, shards, self._shard_lease, now, self._slots, [known.get(slot) for slot in self._slots])
-        [row] = await self.database.fetch(shard_sql.BEAT, *arguments)
+        [row] = await self.database.fetch(shard_sql.BEAT, *arguments, deadline_seconds=deadline_seconds)
         instant, slots, needed, *rest = row
         return Beat(instant, instant + self._lookahead, dict(zip(slots, needed, strict=True)), *rest)
 
@@ -79,7 +80,7 @@ class GenerationRepository(LeaseRepository):
     def calendars(self, beat: Beat) -> Calendars:
         """Those of a pass: of the schedules that are not behind, up to the end of the window."""
         since, horizon = beat.instant - self._missed_after, beat.instant + self._horizon
-        return Calendars(since, beat.until, horizon, most=MOST_TICKS_AT_ONCE)
+        return Calendars(since, beat.until, horizon, most=MOST_TICKS_AT_ONCE, ahead=MOST_TICKS_AHEAD)
 
     async def lock_cursors(
         self,
@@ -95,25 +96,28 @@ class GenerationRepository(LeaseRepository):
         return await self.database.fetch(generation_sql.LOCK_CURSORS_OF_SLOTS, *arguments, connection=connection)
 
     async def make_ticks(
-        self, cursors: Sequence[asyncpg.Record], calendars: Calendars, *, connection: Connection
+        self, cursors: Sequence[asyncpg.Record], calendars: Calendars, *, urgent: bool = False, connection: Connection
     ) -> tuple[int, set[str]]:
         """Make the ticks of schedules that are not behind, and advance them; how many, and who is left to be planned.
 
-        If one is due soon, tickers hear of it.
+        If one is due soon, tickers hear of it. When it is urgent, nothing is made beyond the window.
         """
-        made, left, refused = await self._make_ticks(cursors, calendars, connection)
+        ahead = 1 if urgent else MOST_TICKS_AHEAD
+        made, left, refused = await self._make_ticks(cursors, calendars, ahead, connection)
         new = calendars.learn({calendar for calendar in left.values() if calendar is not None})
         again = [row for row in cursors if left.get(row["schedule_id"]) in new]
         if again:
-            more, still_left, also_refused = await self._make_ticks(again, calendars, connection)
+            more, still_left, also_refused = await self._make_ticks(again, calendars, ahead, connection)
             made, refused = made + more, refused | also_refused
             left = {schedule_id: found for schedule_id, found in left.items() if found not in new} | still_left
         if refused:
-            made += len(await self._insert_ticks(refused, {}, cursors[0]["instant"], connection))
+            added = await self._insert_ticks(refused, {}, cursors[0]["instant"], connection)
+            made += len(added)
+            await self._wake_if_soon(added, connection)
         return made, set(left)
 
     async def _make_ticks(
-        self, cursors: Sequence[asyncpg.Record], calendars: Calendars, connection: Connection
+        self, cursors: Sequence[asyncpg.Record], calendars: Calendars, ahead: int, connection: Connection
     ) -> tuple[int, dict[str, Calendar | None], set[Occurrence]]:
         """How many, who is left with which calendar, and which occurrences the unique key has refused."""
         rows = await self.database.fetch(
@@ -127,11 +131,11 @@ class GenerationRepository(LeaseRepository):
             *calendars.columns(),
             MOST_TICKS_AT_ONCE,
             calendars.horizon,
-            MOST_TICKS_AHEAD,
+            ahead,
+            calendars.since,
             connection=connection,
         )
-        if rows[0]["due_in"] is not None and rows[0]["due_in"] < SOON:
-            await self.wake_tickers(connection)
+        await self._wake_if_soon(rows[:1], connection)
         rest = [row for row in rows if row["schedule_id"] is not None]
         left = {row["schedule_id"]: _calendar_of(row) for row in rest if row["scheduled_for"] is None}
         refused = {(row["schedule_id"], row["scheduled_for"]) for row in rest if row["scheduled_for"] is not None}
@@ -229,9 +233,15 @@ class GenerationRepository(LeaseRepository):
         await record_missed(self.database, plans, self.making_up, connection)
         wanted = {(made.needing.schedule_id, moment) for made in plans for moment in made.plan.occurrences}
         made = await self._insert_ticks(wanted, paced, plans[0].needing.now, connection)
-        if settled or any(row["due_in"] < SOON for row in made):
+        if settled:
             await self.wake_tickers(connection)
+        else:
+            await self._wake_if_soon(made, connection)
         return len(made)
+
+    async def _wake_if_soon(self, made: Sequence[asyncpg.Record], connection: Connection) -> None:
+        if any(row["due_in"] is not None and row["due_in"] < SOON for row in made):
+            await self.wake_tickers(connection)
 
     async def _insert_ticks(
         self, wanted: set[Occurrence], paced: Mapping[Occurrence, datetime], now: datetime, connection: Connection

@@ -60,7 +60,7 @@ CROSS JOIN LATERAL (
     FROM {schema}.cron_schedule_cursors AS cursor
     WHERE cursor.slot = given.slot AND NOT cursor.broken
         AND cursor.next_tick_needed_at < $3 AND cursor.next_tick_needed_at >= coalesce(given.floor, '-infinity')
-        AND ($5::int = 1 OR ('x' || left(md5(cursor.schedule_id), 8))::bit(32)::bigint % $5 = $6)
+        AND ($5::int = 1 OR {schema}.cron_hash(cursor.schedule_id) % $5 = $6)
     ORDER BY cursor.next_tick_needed_at
     LIMIT $4
     FOR UPDATE SKIP LOCKED
@@ -70,13 +70,14 @@ LIMIT $4
 
 # Makes the ticks of many schedules up to the end of the pass ($5), and advances their cursors, which are held. Whoever
 # has few there gets up to $17 before the horizon ($16), because taking a schedule in hand costs more than its ticks do;
-# up to an occurrence whose number, with a letter of the id, is a multiple of $17, so that schedules which were made
+# up to one before a number that, with a letter of the id, is a multiple of $17, so that schedules which were made
 # together are not in hand together for ever.
 #
 # The occurrences are numbered: those of an interval by arithmetic, a one-off has number 0, and a time of day has the
 # numbers of its calendar's moments in $14, which were computed once for all schedules that share it ($7 to $13). None
 # of them is late: who is behind is planned elsewhere, and so is what is left over, which comes back schedule by
-# schedule: one whose calendar is not given, a time of day with bounds, whoever has very many occurrences ($15).
+# schedule: one whose calendar is not given, or not from where it needs it ($18), a time of day with bounds, whoever has
+# very many occurrences ($15).
 #
 # The unique key decides here too. What it refused comes back with its moment: it was there already, or another
 # occurrence of the schedule has its microsecond. A tick's id is a ULID whose random part is of hexadecimal digits,
@@ -95,7 +96,8 @@ rule AS MATERIALIZED (
             numbered.first + max_runs - given.planned - 1) AS last,
         calendar.last AS calendar_last,
         CASE WHEN schedule.cron IS NOT NULL
-                THEN calendar.first IS NULL OR coalesce(starts_at, ends_at) IS NOT NULL OR max_runs IS NOT NULL
+                THEN calendar.first IS NULL OR given.needed_from < $18 OR coalesce(starts_at, ends_at) IS NOT NULL
+                    OR max_runs IS NOT NULL
             WHEN interval_us IS NULL THEN anchor_at >= $5
             ELSE in_window - numbered.first >= $15 END AS left_over
     FROM unnest($1::text[], $2::timestamptz[], $3::bigint[]) AS given (schedule_id, needed_from, planned)

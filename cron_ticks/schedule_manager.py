@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import asyncpg
 import structlog
@@ -17,13 +16,14 @@ from cron_ticks.metrics import Metrics
 from cron_ticks.occurrences import RULE_ERRORS
 from cron_ticks.repository import CronRepository
 from cron_ticks.rows import Beat, NeedingTicks, Planned
-from cron_ticks.settings import Settings
-from cron_ticks.sweeps import Sweeps
+from cron_ticks.settings import SLOTS, Settings
+from cron_ticks.sweeps import DEADLINE_SECONDS, Sweeps
 from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
 
 log = structlog.get_logger("cron_ticks.schedule_manager")
 
 CATCH_UP_SECONDS = 0.5
+URGENT = 0.25  # of the window: what is needed sooner comes first
 BEATS = 3  # per lease, at least
 NEWCOMER_SECONDS = 3.0  # until a manager without shards takes its share of the others'
 
@@ -32,23 +32,39 @@ REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncp
 
 
 class Pass:
-    """What is left of a pass: slots, and from where on to look at each. It ends where the window did when it began."""
+    """What is left of a pass: slots, and from where on to look at each. It ends where the window did when it began.
+
+    It goes through the slots twice: what is needed soon comes first, wherever it is.
+    """
 
     def __init__(self, beat: Beat, calendars: Calendars) -> None:
-        self.until = beat.until
         self.calendars = calendars
-        self.floors = {slot: first for slot, first in beat.needed.items() if first is not None and first < beat.until}
         self.schedules = self.ticks = 0
+        self.floors: dict[int, datetime] = {}
+        self.end = beat.until
+        self._beat = beat
+        self._ends = [beat.until, beat.instant + (beat.until - beat.instant) * URGENT]
+        self._begin()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is about what is needed soon."""
+        return bool(self._ends)
 
     def advance(self, cursors: Sequence[asyncpg.Record], limit: int) -> None:
         """These are dealt with, and so are the slots before the last of them."""
-        if len(cursors) < limit:
-            self.floors = {}
-            return
-        last = cursors[-1]["slot"]
-        slots = list(self.floors)
-        self.floors = {slot: self.floors[slot] for slot in slots[slots.index(last) :]}
-        self.floors[last] = max(row["next_tick_needed_at"] for row in cursors if row["slot"] == last)
+        if len(cursors) == limit:
+            slots = list(self.floors)
+            self.floors = {slot: self.floors[slot] for slot in slots[slots.index(cursors[-1]["slot"]) :]}
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.floors = {}
+        while self._ends and not self.floors:
+            self.end = self._ends.pop()
+            needed = self._beat.needed.items()
+            self.floors = {slot: first for slot, first in needed if first is not None and first < self.end}
 
 
 class ScheduleManager:
@@ -75,7 +91,7 @@ class ScheduleManager:
         self._backfiller = Backfiller(BackfillRepository(database, settings))
         self._id = manager_id
         self._shards = settings.leased_shards if manager_id else 0
-        self._tokens_made = False
+        self._new = True  # it has not beaten twice
         self._had = 0  # shards
         self._beat_interval = min(settings.manager_interval_seconds, settings.shard_lease / BEATS)
         self._beat_at = -math.inf
@@ -87,18 +103,19 @@ class ScheduleManager:
         begun = time.monotonic()
         beat = await self._beat()
         course = Pass(beat, self._repository.calendars(beat))
-        slots = list(course.floors)
         while course.floors:
             await self._make_batch(course)
-            if time.monotonic() >= self._beat_at:
-                await self._beat()
-        self._floors |= dict.fromkeys(slots, beat.until)
+            if time.monotonic() >= self._beat_at and (await self._beat()).taken:
+                break  # what a dead manager had needs a pass of its own
+        else:
+            self._floors = dict.fromkeys(self._floors, beat.until)
         if course.schedules:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
         next_backfill = await self._backfiller.run_once() if beat.backfills else math.inf
-        settled = not self._shards or beat.shards > 0
-        interval = self._beat_interval if settled else min(NEWCOMER_SECONDS, self._beat_interval)
+        if course.floors:
+            return 0.0
+        interval = min(NEWCOMER_SECONDS, self._beat_interval) if self._new and self._shards else self._beat_interval
         return min(max(0.0, begun + interval - time.monotonic()), next_backfill)
 
     async def retire(self) -> None:
@@ -122,19 +139,30 @@ class ScheduleManager:
 
     async def _beat(self) -> Beat:
         """Stay alive, have one's share of the schedules, and learn what they need."""
-        if self._shards and not self._tokens_made:
+        if self._shards and not self._had:  # they may be gone, too
             await self._repository.add_shards(self._shards)
-            self._tokens_made = True
-        sweeping = self._sweeps.due
-        with self._sweeps.timed() if sweeping else nullcontext():
-            floors = {} if sweeping else self._floors
-            beat = await self._repository.beat(self._id, shards=self._shards, floors=floors)
+        beat = await self._sweep() if self._sweeps.due else None
+        if beat is None:
+            beat = await self._repository.beat(self._id, shards=self._shards, floors=self._floors)
+        self._new = self._beat_at == -math.inf
         self._beat_at = time.monotonic() + self._beat_interval
         self._floors = {slot: min(first or beat.until, beat.until) for slot, first in beat.needed.items()}
         if beat.taken or beat.shards != self._had:
             log.info("shards_shared_out", shards=beat.shards, taken=beat.taken)
         self._had = beat.shards
         return beat
+
+    async def _sweep(self) -> Beat | None:
+        """A heartbeat that looks from the beginning; None if that takes too long."""
+        try:
+            with self._sweeps.timed():
+                return await self._repository.beat(self._id, shards=self._shards, deadline_seconds=DEADLINE_SECONDS)
+        except TimeoutError:
+            self._sweeps.rest(DEADLINE_SECONDS)
+            log.warning("sweep_too_slow", seconds=DEADLINE_SECONDS)
+            late = await self._repository.clock() - timedelta(seconds=self._settings.missed_after_seconds)
+            self._floors = dict.fromkeys(range(SLOTS), late) | self._floors
+            return None
 
     async def _make_batch(self, course: Pass) -> None:
         """One transaction: take schedules of the pass, make their ticks, advance them. A broken one is put aside."""
@@ -143,7 +171,7 @@ class ScheduleManager:
         try:
             async with self._database.transaction() as connection:
                 cursors = await self._repository.lock_cursors(
-                    course.floors, course.until, limit=limit, connection=connection
+                    course.floors, course.end, limit=limit, connection=connection
                 )
                 ticks, left = await self._make_at_once(cursors, course, connection)
                 needing = await self._repository.needing(left, connection=connection)
@@ -173,7 +201,9 @@ class ScheduleManager:
         in_time = [row for row in cursors if row["schedule_id"] not in behind]
         ticks = 0
         if in_time:
-            ticks, left = await self._repository.make_ticks(in_time, course.calendars, connection=connection)
+            ticks, left = await self._repository.make_ticks(
+                in_time, course.calendars, urgent=course.urgent, connection=connection
+            )
             behind |= left
         return ticks, [row for row in cursors if row["schedule_id"] in behind]
 

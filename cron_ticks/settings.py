@@ -20,6 +20,7 @@ JITTER_CAP_SECONDS = 30.0
 LONGEST_IDLE_SECONDS = 20
 SLOTS = 256  # of the schedules, as the database hashes them
 SHARD_LEASE_SECONDS = 30.0
+SHORTEST_LEASE_SECONDS = 3.0  # of shards, unless somebody wants it otherwise: a heartbeat comes three times as often
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Retention = Annotated[float, Field(gt=0, le=3650 * 86_400, allow_inf_nan=False)]
@@ -105,7 +106,7 @@ class Settings(BaseSettings):
     virtual_shards: Annotated[Literal[0, 1, 2, 4, 8, 16, 32, 64, 128, 256], BeforeValidator(_number)] = Field(
         default=64, description="Shards of the schedules that managers lease and share out; 0: every manager has all"
     )
-    shard_lease_seconds: Seconds | None = Field(
+    shard_lease_seconds: Annotated[float, Field(ge=1, le=7 * 86_400, allow_inf_nan=False)] | None = Field(
         default=None,
         description="How long a manager that ended without a word keeps its shards; "
         "default: 30, or what the lookahead leaves room for",
@@ -283,7 +284,8 @@ class Settings(BaseSettings):
         """How long a manager keeps its shards without a word, in seconds."""
         if self.shard_lease_seconds is not None:
             return self.shard_lease_seconds
-        return min(SHARD_LEASE_SECONDS, self.lookahead_seconds - self.manager_interval_seconds)
+        room = self.lookahead_seconds - self.manager_interval_seconds
+        return max(SHORTEST_LEASE_SECONDS, min(SHARD_LEASE_SECONDS, room))
 
     @property
     def leased_shards(self) -> int:

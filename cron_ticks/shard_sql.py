@@ -21,6 +21,7 @@ ON CONFLICT DO NOTHING
 #   learn of that. It does so with its second heartbeat and not before: a pod that dies again and again when it starts
 #   is another manager each time, and must not have what nobody else looks after while its lease lasts. Two that take at
 #   the same time pass each other by.
+#   A lease far longer than its own ($3) was written when the server's clock was wrong, and holds nothing.
 # - `first`: the occurrence of each of its slots that is needed first. Of a slot with a floor ($6), only from there on.
 BEAT = """
 WITH clock AS (SELECT coalesce($4::timestamptz, statement_timestamp()) AS instant),
@@ -30,7 +31,9 @@ renewed AS (
     ON CONFLICT (shards, id) DO UPDATE SET leased_until = excluded.leased_until
 ),
 others AS MATERIALIZED (
-    SELECT id FROM {schema}.cron_managers, clock WHERE shards = $2 AND leased_until > instant AND id <> $1
+    SELECT id
+    FROM {schema}.cron_managers, clock
+    WHERE shards = $2 AND leased_until > instant AND leased_until <= instant + 10 * $3::interval AND id <> $1
 ),
 share AS MATERIALIZED (SELECT ceil($2::numeric / (1 + count(*)))::int AS most FROM others),
 own AS MATERIALIZED (SELECT shard FROM {schema}.cron_shards WHERE shards = $2 AND leased_by = $1),

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 QUICK_SECONDS = 0.002
 RESTS = 20  # times as long as it took, so that sweeps take a twentieth of the time at the most
+MOST_REST_SECONDS = 60.0  # what is found by a sweep alone must not wait for ever
+DEADLINE_SECONDS = 5.0  # of a sweep: what is due doesn't wait longer for what may not be there
 
 
 class Sweeps:
@@ -33,18 +35,16 @@ class Sweeps:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Around a sweep: after two slow ones it is a while until the next, even if they failed.
+        """Around a sweep: after two slow ones it is a while until the next. One that failed says nothing.
 
         One alone says little: a connection had to be made, a statement to be planned, or the machine was busy.
         """
         begun = self._clock()
-        try:
-            yield
-        finally:
-            took = self._clock() - begun
-            least, self._before = min(took, self._before), took
-            self.rest(0.0 if least < QUICK_SECONDS else least)
+        yield
+        took = self._clock() - begun
+        least, self._before = min(took, self._before), took
+        self.rest(0.0 if least < QUICK_SECONDS else least)
 
     def rest(self, took: float) -> None:
         """The next one is due after a while, because this one took so long."""
-        self._due_at = self._clock() + RESTS * took
+        self._due_at = self._clock() + min(RESTS * took, MOST_REST_SECONDS)

@@ -29,6 +29,7 @@ class TickFloors:
     def __init__(self) -> None:
         self.sweeps = Sweeps()
         self._floors = list(NO_FLOORS)
+        self._reached = list(NO_FLOORS)  # by what is being fired: what somebody else had locked may lie below
 
     @property
     def all(self) -> Sequence[datetime | None]:
@@ -37,18 +38,29 @@ class TickFloors:
             return NO_FLOORS
         return [None if floor is None else floor - MARGIN for floor in self._floors]
 
-    def of_turn(self, turn: int) -> Sequence[datetime | None]:
-        """Of each priority."""
-        return self._floors[turn * PRIORITIES : (turn + 1) * PRIORITIES]
+    @property
+    def known(self) -> bool:
+        """Whether there are any."""
+        return any(floor is not None for floor in self._floors)
+
+    def reached(self, turn: int) -> Sequence[datetime | None]:
+        """Of each priority, while a turn is being fired."""
+        return self._reached[turn * PRIORITIES : (turn + 1) * PRIORITIES]
 
     def note(self, floors: Sequence[datetime | None]) -> None:
         """What the database said."""
         self._floors = list(floors)
+        self._reached = list(floors)
 
     def note_taken(self, turn: int, taken: Iterable[Taken]) -> None:
         """A batch is gone, and it was the first of each priority."""
         for tick in taken:
             level = turn * PRIORITIES + tick.priority
-            floor = self._floors[level]
-            if floor is None or tick.due_at > floor:
-                self._floors[level] = tick.due_at
+            reached = self._reached[level]
+            if reached is None or tick.due_at > reached:
+                self._reached[level] = tick.due_at
+
+    def forget_late(self) -> None:
+        """What is late was put behind what is due now, at the time that it had."""
+        self._floors[PRIORITIES:] = NO_FLOORS[PRIORITIES:]
+        self._reached[PRIORITIES:] = NO_FLOORS[PRIORITIES:]

@@ -1,9 +1,11 @@
 """Ticks and runs in the database: firing and removing them. The statements are in `tick_sql`."""
 
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import cache
+
+import asyncpg
+import structlog
 
 from cron_ticks import tick_sql
 from cron_ticks.events import DEFAULT_LEVEL, EventLevel
@@ -11,7 +13,10 @@ from cron_ticks.generation_repository import GenerationRepository
 from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.rows import DueTick, FiredTick
 from cron_ticks.sinks import SameDatabaseSink
-from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES, TickFloors
+from cron_ticks.sweeps import DEADLINE_SECONDS
+from cron_ticks.tick_floors import LEVELS, NO_FLOORS, PRIORITIES, TickFloors
+
+log = structlog.get_logger("cron_ticks.tick_repository")
 
 DAYS_AHEAD = 7  # beyond the window for which the ledger has partitions
 WEEKS_AHEAD = 5  # for which events have them
@@ -70,7 +75,8 @@ class TickRepository(GenerationRepository):
     ) -> dict[int, timedelta]:
         """How long until a sink's next tick is due, per turn; not positive if one is now. `floors` learn from it."""
         known = TickFloors() if floors is None else floors
-        with known.sweeps.timed() if known.sweeps.due else nullcontext():
+        rows = await self._sweep(known, sink, now) if known.sweeps.due else None
+        if rows is None:
             rows = await self.database.fetch(tick_sql.NEXT_DUE_IN, now, sink, list(known.all))
         known.note([row["floor"] for row in rows])
         found: dict[int, timedelta] = {}
@@ -78,6 +84,20 @@ class TickRepository(GenerationRepository):
             if due_in is not None:
                 found[turn] = min(due_in, found.get(turn, due_in))
         return found
+
+    async def _sweep(self, floors: TickFloors, sink: str, now: datetime | None) -> list[asyncpg.Record] | None:
+        """Look from the beginning; None if that takes too long. Then what is late is found when it doesn't any more."""
+        try:
+            with floors.sweeps.timed():
+                return await self.database.fetch(
+                    tick_sql.NEXT_DUE_IN, now, sink, list(NO_FLOORS), deadline_seconds=DEADLINE_SECONDS
+                )
+        except TimeoutError:
+            floors.sweeps.rest(DEADLINE_SECONDS)
+            log.warning("sweep_too_slow", sink=sink, seconds=DEADLINE_SECONDS)
+            if not floors.known:
+                floors.note([await self.clock() - self._missed_after] * LEVELS)
+            return None
 
     async def clock(self) -> datetime:
         """The database's time."""

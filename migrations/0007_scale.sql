@@ -1,14 +1,14 @@
 -- oldest-release: 0.1.0
 -- A million schedules: cursors by slot, managers that share them out, and tables that keep up with vacuuming.
 
--- The slot of a schedule, from 0 to 255: a hash of its id that no server version changes.
-CREATE FUNCTION {schema}.cron_slot(schedule_id text) RETURNS smallint
+-- A number for each schedule: a hash of its id that no server version changes.
+CREATE FUNCTION {schema}.cron_hash(schedule_id text) RETURNS integer
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-RETURN (('x' || left(md5(schedule_id), 8))::bit(32)::bigint % 256)::smallint;
+RETURN ('x' || left(encode(sha256(schedule_id::bytea), 'hex'), 6))::bit(24)::integer;
 
 -- Managers look at the slots that are theirs, each from the occurrence on that is needed first.
 ALTER TABLE {schema}.cron_schedule_cursors
-    ADD COLUMN slot smallint NOT NULL GENERATED ALWAYS AS ({schema}.cron_slot(schedule_id)) STORED;
+    ADD COLUMN slot smallint NOT NULL GENERATED ALWAYS AS (({schema}.cron_hash(schedule_id) % 256)::smallint) STORED;
 DROP INDEX {schema}.cron_schedule_cursors_next_idx;
 CREATE INDEX cron_schedule_cursors_next_idx ON {schema}.cron_schedule_cursors (slot, next_tick_needed_at)
     WHERE NOT broken AND next_tick_needed_at IS NOT NULL;
@@ -35,6 +35,5 @@ ALTER TABLE {schema}.cron_ticks SET (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,
     autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 5000);
 ALTER TABLE {schema}.cron_schedule_cursors SET (
-    fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,
     autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 5000);

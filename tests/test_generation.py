@@ -10,7 +10,7 @@ import pytest
 from ulid import ULID
 
 from cron_ticks.cron_rules import CronRule
-from cron_ticks.database import Connection, Database
+from cron_ticks.database import Database
 from cron_ticks.occurrences import MICROSECOND, jitter_offset
 from support.moved_clock import Engine
 from support.random_schedules import put, put_cursors
@@ -122,10 +122,10 @@ async def test_an_edit_waits_for_a_manager_that_has_the_schedule_and_then_makes_
     engine.now += 40 * SECOND
     held, go_on, make_ticks = asyncio.Event(), asyncio.Event(), engine.repository.make_ticks
 
-    async def slowly(*arguments: Any, connection: Connection) -> Any:
+    async def slowly(*arguments: Any, **options: Any) -> Any:
         held.set()
         await go_on.wait()
-        return await make_ticks(*arguments, connection=connection)
+        return await make_ticks(*arguments, **options)
 
     monkeypatch.setattr(engine.repository, "make_ticks", slowly)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:

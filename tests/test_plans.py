@@ -105,7 +105,7 @@ STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
     ),
     "MAKE_TICKS, many": (
         generation_sql.MAKE_TICKS,
-        (MANY, [NOW] * BATCH, [0] * BATCH, NOW, NOW + MINUTE, "tick_new_", *NO_CALENDARS, 1000, NOW + MINUTE, 4),
+        (MANY, [NOW] * BATCH, [0] * BATCH, NOW, NOW + MINUTE, "tick_new_", *NO_CALENDARS, 1000, NOW + MINUTE, 4, NOW),
     ),
     "LOCK_CURSORS_OF": (generation_sql.LOCK_CURSORS_OF, (MANY, NOW, "10s")),
     "RULES": (generation_sql.RULES, (MANY,)),

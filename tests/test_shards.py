@@ -235,7 +235,7 @@ async def test_without_shards_every_manager_has_all_slots(database: Database, co
         ({"virtual_shards": "many"}, "0, 1, 2, 4, 8, 16, 32, 64, 128 or 256"),
         ({"shard_count": 0}, "greater than or equal to 1"),
         ({"shard_count": 4, "shard_id": 4}, "must be less than CRON_TICKS_SHARD_COUNT (4)"),
-        ({"shard_lease_seconds": 0}, "greater than 0"),
+        ({"shard_lease_seconds": 0.9}, "greater than or equal to 1"),
         ({"shard_lease_seconds": 51}, "must be at most 50: CRON_TICKS_LOOKAHEAD_SECONDS less"),
         ({"lookahead_seconds": 20, "shard_lease_seconds": 15}, "must be at most 10: CRON_TICKS_LOOKAHEAD_SECONDS less"),
     ],

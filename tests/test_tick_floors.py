@@ -81,12 +81,19 @@ def test_after_two_slow_sweeps_there_is_a_rest_of_twenty_times_as_long(clock: Cl
     assert (sweeps.due, sweeps.due_in) == (True, 0.0)
 
 
-def test_a_sweep_that_failed_has_taken_its_time_too(clock: Clock) -> None:
+def test_a_sweep_that_failed_says_nothing(clock: Clock) -> None:
+    """The server was away: that is no reason to look less."""
     sweeps = Sweeps(clock)
     for _ in range(2):
         with pytest.raises(TimeoutError):
             fail(sweeps, clock)
-    assert sweeps.due_in == 600.0
+    assert sweeps.due_in == 0.0
+
+
+def test_no_rest_is_longer_than_a_minute(clock: Clock) -> None:
+    sweeps = Sweeps(clock)
+    sweeps.rest(30.0)
+    assert sweeps.due_in == 60.0
 
 
 def fail(sweeps: Sweeps, clock: Clock) -> None:
@@ -116,7 +123,7 @@ def test_floors_are_used_between_sweeps_only(clock: Clock) -> None:
     floors.note(known)
     assert floors.all == NO_FLOORS
     assert slow(floors, clock).all == [floor - MARGIN for floor in known]
-    assert [list(floors.of_turn(turn)) for turn in range(3)] == [known[0:4], known[4:8], known[8:12]]
+    assert [list(floors.reached(turn)) for turn in range(3)] == [known[0:4], known[4:8], known[8:12]]
     clock.now += 20.0
     assert floors.all == NO_FLOORS
 
@@ -126,7 +133,7 @@ def test_what_was_taken_raises_the_floor_of_its_turn_and_priority_and_never_lowe
     floors.note_taken(1, [Gone(3, NOW), Gone(3, NOW + SECOND), Gone(0, NOW), Gone(3, NOW - SECOND)])
     expected: list[datetime | None] = [None] * LEVELS
     expected[1 * PRIORITIES + 3], expected[1 * PRIORITIES + 0] = NOW + SECOND, NOW
-    assert [floor for turn in range(3) for floor in floors.of_turn(turn)] == expected
+    assert [floor for turn in range(3) for floor in floors.reached(turn)] == expected
 
 
 # What they spare
@@ -389,7 +396,7 @@ async def test_between_sweeps_the_window_is_made_on_and_ticks_fire(
         await engine.manager.run_once()
         await engine.repository.next_due_in("queue", floors=floors, now=engine.now)
         fired = await engine.repository.fire_due_ticks(
-            QUEUE_SINK, ticker_id="ticker_x", limit=1000, now=engine.now, floors=floors.of_turn(0)
+            QUEUE_SINK, ticker_id="ticker_x", limit=1000, now=engine.now, floors=floors.reached(0)
         )
         floors.note_taken(0, fired)
     expected = sum(290 // (5 + number) + 1 for number in range(10))

@@ -84,6 +84,10 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION public.cron_hash(schedule_id text) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN ((('x'::text || "left"(encode(sha256((schedule_id)::bytea), 'hex'::text), 6)))::bit(24))::integer;
+
 CREATE FUNCTION public.cron_jitter(schedule_id text, occurrence timestamp with time zone, amplitude_us bigint) RETURNS interval
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN CASE WHEN (amplitude_us > 0) THEN ((((((('x'::text || "left"(encode(sha256(convert_to(((schedule_id || ' '::text) || ((EXTRACT(epoch FROM occurrence) * (1000000)::numeric))::bigint), 'UTF8'::name)), 'hex'::text), 15)))::bit(60))::bigint % (2 * amplitude_us)) - amplitude_us))::double precision * '00:00:00.000001'::interval) ELSE '00:00:00'::interval END;
@@ -150,10 +154,6 @@ BEGIN
 
 END
 $$;
-
-CREATE FUNCTION public.cron_slot(schedule_id text) RETURNS smallint
-    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN ((((('x'::text || "left"(md5(schedule_id), 8)))::bit(32))::bigint % (256)::bigint))::smallint;
 
 CREATE TABLE public.cron_audits (
     started_at timestamp with time zone NOT NULL,
@@ -230,9 +230,9 @@ CREATE TABLE public.cron_schedule_cursors (
     next_tick_needed_at timestamp with time zone,
     planned bigint DEFAULT 0 NOT NULL,
     broken boolean DEFAULT false NOT NULL,
-    slot smallint GENERATED ALWAYS AS (public.cron_slot(schedule_id)) STORED NOT NULL
+    slot smallint GENERATED ALWAYS AS (((public.cron_hash(schedule_id) % 256))::smallint) STORED NOT NULL
 )
-WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_limit='2000', autovacuum_analyze_scale_factor='0.2', autovacuum_analyze_threshold='5000');
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_limit='2000', autovacuum_analyze_scale_factor='0.2', autovacuum_analyze_threshold='5000');
 
 CREATE TABLE public.cron_schedule_versions (
     schedule_id text NOT NULL COLLATE pg_catalog."C",

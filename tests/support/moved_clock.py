@@ -31,9 +31,12 @@ class ClockedRepository(CronRepository):
         *,
         shards: int = 0,
         floors: Mapping[int, datetime] | None = None,
+        deadline_seconds: float | None = None,
         now: datetime | None = None,
     ) -> Beat:
-        return await super().beat(manager_id, shards=shards, floors=floors, now=now or self.instant)
+        return await super().beat(
+            manager_id, shards=shards, floors=floors, deadline_seconds=deadline_seconds, now=now or self.instant
+        )
 
     async def lock_cursors(
         self,

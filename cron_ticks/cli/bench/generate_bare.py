@@ -49,5 +49,5 @@ def _arguments(rows: Sequence[asyncpg.Record], now: datetime, until: datetime) -
     left = list(range(slots[0], SLOTS))
     return [
         (left, [None] * len(left), until, len(ids), 1, 0, None, PATIENCE),
-        (ids, needed, planned, now, until, tick_id_beginning(), *NO_CALENDARS, MOST_TICKS_AT_ONCE, until, 1),
+        (ids, needed, planned, now, until, tick_id_beginning(), *NO_CALENDARS, MOST_TICKS_AT_ONCE, until, 1, now),
     ]
