@@ -9,7 +9,8 @@ outcome_not_written, delivery_failed, waiting_not_released, sinks_unserved, occu
 run_partitions_removed, run_partitions_in_use, ledger_trimmed, cleaned_up, audit_done, audit_found, metrics_served,
 message_failed, message_dead, token_lost, tokens_expired, outcome_refused, queues_unhandled, completed_messages_removed,
 dead_letters_removed, notify_heard, notify_not_heard, worker_started, worker_stopping, worker_stopped, service_failed,
-service_recovered, database_unreachable, migration_applied, embedded_server_started, embedded_server_stopped,
+service_recovered, shards_shared_out, sweep_too_slow, batch_refused, database_unreachable, migration_applied,
+embedded_server_started, embedded_server_stopped,
 embedded_server_revived, worker_exited.
 """
 
