@@ -10,8 +10,7 @@ run_partitions_removed, run_partitions_in_use, ledger_trimmed, cleaned_up, audit
 message_failed, message_dead, token_lost, tokens_expired, outcome_refused, queues_unhandled, completed_messages_removed,
 dead_letters_removed, notify_heard, notify_not_heard, worker_started, worker_stopping, worker_stopped, service_failed,
 service_recovered, shards_shared_out, sweep_too_slow, batch_refused, database_unreachable, migration_applied,
-embedded_server_started, embedded_server_stopped,
-embedded_server_revived, worker_exited.
+embedded_server_started, embedded_server_stopped, embedded_server_revived, worker_exited.
 """
 
 import logging

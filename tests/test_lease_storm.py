@@ -42,7 +42,7 @@ KINDS = cycle([(number, timedelta(milliseconds=length)) for number in (5, 100) f
 async def lease(connection: Any) -> None:
     """As a publisher does, on a connection that may be an application's: with the server's own settings."""
     number, length = next(KINDS)
-    await connection.fetch(LEASE, "ticker_me", number, None, length, "hooks", *LIMITS)
+    await connection.fetch(LEASE, "ticker_me", number, None, length, "hooks", *LIMITS, [None] * 12)
 
 
 @pytest.mark.soak(small=3, full=60)
