@@ -1,20 +1,22 @@
 """The loads of `cron-ticks bench`: that they measure what they say, and see what is wrong; not how fast it is here."""
 
+import dataclasses
 import json
 import os
-from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from cron_ticks.cli.bench import failover, idle, steady
-from cron_ticks.cli.bench.load_tables import LoadTables, Made, open_load_tables
-from cron_ticks.cli.bench.loads import Course, check_audit, lead_seconds, parse_sizes
+from cron_ticks.cli.bench import audit, bench_app, failover, idle, load_commands, steady
+from cron_ticks.cli.bench.figures import of_rounds
+from cron_ticks.cli.bench.loads import lead_seconds, parse_sizes
+from cron_ticks.cli.bench.machine import settings_with
 from cron_ticks.cli.bench.usage import server_cpu_seconds, server_of, usage_of
-from cron_ticks.errors import CronTicksError, InvalidInputError
-from cron_ticks.ids import new_message_id
+from cron_ticks.errors import InvalidInputError
+from cron_ticks.settings import Settings
 from support.processes import Processes
 
 MINUTE = timedelta(minutes=1)
@@ -45,12 +47,17 @@ async def test_a_steady_load_is_counted_from_the_rows(dsn: str, processes: Proce
     report = await report_of(processes, "steady", *size, "--plot", str(plot), dsn=dsn)
     load = report["loads"]["600"]
     (found,) = load["rounds"]
-    assert load["held"]
-    assert report["highest_held"] == 600
+    assert load["held"] is steady.holds(found)
+    assert report["highest_held"] == (600 if load["held"] else None)
     assert 55 <= found["expected"] == found["enqueued"] == found["messages"] <= 65
     assert sum(third["ticks"] for third in found["thirds"]) == found["ticks"]
     assert found["per_second"] == pytest.approx(10, abs=1)
+    assert found["due_per_second"] == 10
     assert found["consumed_per_second"] == pytest.approx(10, abs=2)
+    assert max(found["backlog_start"], found["backlog_end"]) < 60
+    assert found["unconsumed"] == found["handled_again"] == 0
+    assert "each message once" in report["criterion"]
+    assert "one more that also consumes, beside making and firing" in report["workers"]
     assert 0 <= found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
     assert found["missed"] == found["left_over"] == found["duplicates"] == found["made_late"] == 0
     assert len(found["pods_mb"]["end"]) == 3
@@ -86,132 +93,43 @@ async def test_the_statements_of_an_idle_worker_are_counted(dsn: str) -> None:
     assert found["worker_mb"] > 10
     assert figures.as_json()["sizes"]["10"]["ratio"]["worker_mb"]["rounds"] == [1.0]
     assert figures.table().row_count == 4
+    assert figures.plot().unit == "statements a second"
+    assert list(figures.plot().groups) == ["10 schedules"]
 
 
 @pytest.mark.parametrize("variant", failover.VARIANTS, ids=lambda variant: variant.name)
 async def test_nothing_is_lost_when_a_worker_is_killed(dsn: str, variant: failover.Variant) -> None:
-    """Before the kill both fire, and it fails by itself if a tick is lost or doubled."""
-    load = failover.FailoverLoad(schedules=100, processes=2, before=3, afterwards=3, jitter=0)
+    """Before the kill both fire. It fails by itself if a tick is lost or doubled, or a schedule doesn't go on."""
+    short = {"lookahead": 6, "manager_interval": 0.5, "shard_lease": 2}
+    load = failover.FailoverLoad(schedules=100, processes=2, before=3, afterwards=11, jitter=0, **short)
+    load.check()
     figures = await failover.run_failover(
         dsn, load=load, variants=[variant], rounds=1, server={}, progress=SilentSteps()
     )
     (found,) = figures.found[variant.name]
     assert found["expected"] == found["enqueued"] == found["messages"]
-    assert found["ticks"] == pytest.approx(6 * load.per_second, rel=0.1)
+    assert found["ticks"] == pytest.approx(14 * load.per_second, rel=0.1)
     assert found["workers"] == 2
     assert found["allowed_ms"] == pytest.approx((variant.lease_seconds + 0.1) * 1000 + found["p99_ms"], abs=0.1)
-    assert found["lost"] == found["duplicates"] == found["made_late"] == 0
+    assert found["lost"] == found["duplicates"] == found["made_late"] == found["continued_late"] == 0
+    assert 1 < found["taken_over_s"] < 8
+    assert 0 < found["dead_shards"] < 64
+    assert 0 < found["dead_schedules"] < 100
+    assert found["continued_ticks"] >= found["dead_schedules"]
+    assert 0 < found["continued_lead_s"] <= load.lookahead
     assert list(figures.plot().groups) == [variant.name]
+    assert figures.as_json()["settings"]["lookahead_seconds"] == "6"
+    assert "a shard lease of 2 s" in str(figures.table().caption)
 
 
-@pytest.fixture
-async def tables(dsn: str) -> AsyncIterator[LoadTables]:
-    async with open_load_tables(dsn) as opened:
-        yield opened
+def test_a_kill_is_watched_for_long_enough() -> None:
+    load = failover.FailoverLoad(100, 2, 10, 16.5, 0.1)
+    load.check()
+    with pytest.raises(InvalidInputError, match=r"--after: must be at least 16\.5"):
+        dataclasses.replace(load, afterwards=16).check()
 
 
-async def fired(tables: LoadTables, schedules: int) -> tuple[datetime, datetime]:
-    """Schedules of a minute whose occurrences in some minute that is over have all become messages; that minute."""
-    since = await tables.now() - 2 * MINUTE
-    await tables.make_schedules(Made(schedules, [MINUTE], since, jitter=0))
-    occurrences = await tables.connection.fetch(
-        "UPDATE cron_schedule_cursors SET next_tick_needed_at = next_tick_needed_at + interval '1 hour' "
-        "RETURNING schedule_id, next_tick_needed_at - interval '1 hour' AS scheduled_for"
-    )
-    rows = [(row["schedule_id"], row["scheduled_for"], new_message_id()) for row in occurrences]
-    await tables.connection.executemany(
-        "INSERT INTO cron_runs (schedule_id, scheduled_for, version, origin, outcome, message_id, ended_at, lateness, "
-        "attempts) VALUES ($1, $2, 1, 'schedule', 'enqueued', $3, $2::timestamptz + interval '20 ms', '20 ms', 1)",
-        rows,
-    )
-    await tables.connection.executemany(
-        "INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for) "
-        "VALUES ($3, 'benchmark', '{}', $1, $2)",
-        rows,
-    )
-    return since, since + MINUTE
-
-
-@pytest.mark.sql
-async def test_the_schedules_are_such_that_the_audit_agrees(dsn: str, tables: LoadTables) -> None:
-    since, until = await fired(tables, 50)
-    outcomes = await tables.outcomes(since, until)
-    assert (outcomes["expected"], outcomes["enqueued"], outcomes["messages"]) == (50, 50, 50)
-    assert not any(outcomes[name] for name in ("missed", "left_over", "unexplained", "duplicates", "otherwise_ended"))
-    await check_audit(Course(dsn, tables), outcomes, since, until)
-    total, *thirds = await tables.lateness(since, until)
-    assert (total["ticks"], total["p99_ms"], [third["ticks"] for third in thirds]) == (50, 20.0, [17, 17, 16])
-
-
-@pytest.mark.sql
-async def test_autovacuum_has_nothing_to_do_after_the_schedules_are_made(tables: LoadTables, connection: Any) -> None:
-    await tables.make_schedules(Made(2000, [MINUTE], await tables.now() + MINUTE))
-    await tables.connection.fetchval("SELECT pg_stat_force_next_flush()")
-    (row,) = await connection.fetch(
-        "SELECT n_live_tup, n_mod_since_analyze, n_ins_since_vacuum FROM pg_stat_user_tables "
-        "WHERE relname = 'cron_schedules'"
-    )
-    assert tuple(row) == (2000, 0, 0)
-
-
-@pytest.mark.sql
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ("DELETE FROM cron_runs", "unexplained"),
-        ("UPDATE cron_runs SET outcome = 'missed', message_id = NULL", "missed"),
-        ("UPDATE cron_runs SET outcome = 'failed', message_id = NULL", "otherwise_ended"),
-    ],
-)
-async def test_what_went_wrong_is_seen(dsn: str, tables: LoadTables, change: str, name: str) -> None:
-    since, until = await fired(tables, 3)
-    await tables.connection.execute(f"{change} WHERE schedule_id = (SELECT min(schedule_id) FROM cron_runs)")
-    outcomes = await tables.outcomes(since, until)
-    assert (outcomes["enqueued"], outcomes[name], outcomes["messages"]) == (2, 1, 3)
-    if name == "unexplained":
-        with pytest.raises(CronTicksError, match="the audit says"):
-            await check_audit(Course(dsn, tables), outcomes, since, until)
-
-
-@pytest.mark.sql
-async def test_a_second_message_is_a_duplicate_and_what_waits_is_left_over(tables: LoadTables) -> None:
-    since, until = await fired(tables, 3)
-    await tables.connection.execute(
-        "INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for) "
-        "SELECT $1, queue_name, payload, schedule_id, scheduled_for FROM queue_messages LIMIT 1",
-        new_message_id(),
-    )
-    outcomes = await tables.outcomes(since, until + MINUTE)
-    assert (outcomes["duplicates"], outcomes["messages"], outcomes["unexplained"]) == (1, 4, 3)
-    await tables.connection.execute(
-        "UPDATE cron_schedule_cursors SET next_tick_needed_at = next_tick_needed_at - interval '59 minutes'"
-    )
-    outcomes = await tables.outcomes(since, until + MINUTE)
-    assert (outcomes["left_over"], outcomes["unexplained"], outcomes["enqueued"]) == (3, 0, 3)
-
-
-@pytest.mark.sql
-async def test_an_occurrence_inside_a_row_of_missed_ones_is_missed(tables: LoadTables) -> None:
-    since, until = await fired(tables, 1)
-    await tables.connection.execute("DELETE FROM queue_messages")
-    await tables.connection.execute(
-        "UPDATE cron_runs SET outcome = 'missed', message_id = NULL, lateness = NULL, missed_since = scheduled_for, "
-        "scheduled_for = scheduled_for + interval '1 minute', occurrences = 2"
-    )
-    outcomes = await tables.outcomes(since, until)
-    assert (outcomes["missed"], outcomes["unexplained"]) == (1, 0)
-
-
-@pytest.mark.sql
-async def test_when_a_tick_was_made_is_read_from_its_id(tables: LoadTables) -> None:
-    """The messages here have their ids from now, two minutes after their ticks were to be executed."""
-    since, until = await fired(tables, 5)
-    made = await tables.made(since, until)
-    assert made["late"] == 5
-    assert -121 < made["lead_s"] < -60
-    assert (await tables.made(since, until, await tables.now() + MINUTE))["late"] == 0
-
-
+CONSUMED = {"consumed_per_second": 97.1, "unconsumed": 0, "handled_again": 0}
 THIRDS = [{"p99_ms": 10.0}, {"p99_ms": 10.0}, {"p99_ms": 1900.0}]
 
 
@@ -223,11 +141,18 @@ THIRDS = [{"p99_ms": 10.0}, {"p99_ms": 10.0}, {"p99_ms": 1900.0}]
         ({"left_over": 1}, False),
         ({"thirds": THIRDS[:2]}, False),
         ({"thirds": [{"p99_ms": 10.0}, {}, {"p99_ms": 2100.0}]}, False),
-        ({"thirds": [{"p99_ms": 3000.0}, {}, {"p99_ms": 5900.0}]}, True),
+        ({"thirds": [{"p99_ms": 3000.0}, {}, {"p99_ms": 3900.0}]}, True),
+        ({"thirds": [{"p99_ms": 3000.0}, {}, {"p99_ms": 4100.0}]}, False),
+        ({"per_second": 98.9}, False),
+        (CONSUMED, True),
+        (CONSUMED | {"consumed_per_second": 97.0}, False),
+        (CONSUMED | {"unconsumed": 1}, False),
+        (CONSUMED | {"handled_again": 1}, False),
     ],
 )
 def test_a_load_is_held_if_ticks_do_not_become_later_and_later(changed: dict[str, Any], *, held: bool) -> None:
-    assert steady.holds({"missed": 0, "left_over": 0, "thirds": THIRDS} | changed) is held
+    usual = {"missed": 0, "left_over": 0, "thirds": THIRDS, "per_second": 99.0, "due_per_second": 100.0}
+    assert steady.holds(usual | changed) is held
 
 
 @pytest.mark.parametrize(
@@ -249,6 +174,35 @@ async def test_the_highest_load_that_is_held_is_searched_for(
     assert figures.highest_held == max(count for count in tried if count <= limit)
 
 
+async def test_the_loads_take_turns_within_a_round(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    async def measure(_dsn: str, load: steady.SteadyLoad, _say: object) -> dict[str, Any]:
+        seen.append(load.schedules)
+        return {"held": True}
+
+    monkeypatch.setattr(steady, "measure", measure)
+    loads = [steady.SteadyLoad(count, 60, 2, consume=True, jitter=0.1) for count in (100, 200)]
+    figures = await steady.run_steady(dsn, loads=loads, rounds=3, find=False, server={}, progress=SilentSteps())
+    assert seen == [100, 200, 200, 100, 100, 200]
+    caption = str(figures.table().caption)
+    assert "3 rounds: not for publication" in caption
+    assert figures.machine["processor"] in caption
+    assert "waits for the disk" in caption or "does not wait for the disk" in caption
+
+
+@pytest.mark.parametrize(
+    ("rounds", "says"),
+    [
+        (1, "1 round: not for publication"),
+        (4, "4 rounds: not for publication, median (lowest to highest)"),
+        (5, "median of 5 rounds (lowest to highest)"),
+    ],
+)
+def test_few_rounds_are_not_for_publication(rounds: int, says: str) -> None:
+    assert of_rounds(rounds) == says
+
+
 def test_sizes_are_numbers_in_order() -> None:
     assert parse_sizes("--schedules", "100, 20,100", least=1, most=100) == [20, 100]
     for text, says in (("many", "numbers with commas"), ("5,101", "from 1 to 100, not 101")):
@@ -259,6 +213,43 @@ def test_sizes_are_numbers_in_order() -> None:
 def test_the_first_occurrence_leaves_time_to_write_and_to_fill_the_window() -> None:
     assert lead_seconds(600, 10) < 6
     assert lead_seconds(1_000_000, 16_667) > 60 + 50
+    assert lead_seconds(600, 10_000, lookahead=10) < 11
+
+
+def test_the_environment_sets_nothing_of_what_is_measured_here(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    monkeypatch.setenv("CRON_TICKS_MANAGER_BATCH_SIZE", "7")
+    monkeypatch.setenv("CRON_TICKS_EVENTS", "off")
+    monkeypatch.setenv("CRON_TICKS_DATABASE_SCHEMA", "another")
+    assert Settings.load(dsn=dsn).manager_batch_size == 7
+    settings = settings_with(dsn, statement_timeout_seconds=600)
+    changed = {name for name, field in Settings.model_fields.items() if getattr(settings, name) != field.get_default()}
+    assert changed == {"dsn", "statement_timeout_seconds"}
+
+
+async def test_the_audit_that_is_measured_has_the_default_settings(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its tables are shows with which settings it opened its database."""
+    monkeypatch.setenv("CRON_TICKS_DATABASE_SCHEMA", "another")
+    seen: list[str] = []
+
+    async def look(course: audit.Course) -> None:
+        seen.append(course.database.schema)
+
+    measures = [audit.AuditMeasure("look", look)]
+    load = audit.AuditLoad(schedules=300, hours=1)
+    await audit.run_audit_rounds(dsn, measures=measures, load=load, rounds=1, progress=SilentSteps())
+    assert seen == ["public"]
+
+
+@pytest.mark.parametrize("kind", ["generate", "calendar"])
+async def test_variables_do_not_reach_what_is_measured_in_the_process(
+    dsn: str, processes: Processes, kind: str
+) -> None:
+    """With this schema the statements that look at the tables would not find them."""
+    size = ("--schedules", "300", *(("--due", "300", "--ticks", "0") if kind == "generate" else ()))
+    arguments = ("bench", kind, *size, "--rounds", "1", "--json", "--dsn", dsn)
+    running = await processes.cron_ticks(*arguments, environment={"CRON_TICKS_DATABASE_SCHEMA": "another"})
+    await running.output(110)
+    assert await running.wait() == 0, running.errors
 
 
 def test_the_kernel_counts_what_a_process_uses() -> None:
@@ -286,7 +277,24 @@ async def test_the_server_is_found_from_one_of_its_processes(connection: Any) ->
     ("arguments", "says"),
     [
         (("steady", "--schedules", "10"), "error: --schedules: must be from 60 to"),
+        (("generate", "--schedules", "10"), "error: --schedules: must be from 5,000 to"),
+        (("idle", "--schedules", "many"), "error: --schedules: must be numbers"),
         (("failover", "--only", "kafka"), "error: --only: no sink begins with 'kafka'; there are: queue, outside"),
+        (("failover", "--after", "10"), "error: --after: must be at least 16.5"),
+    ],
+)
+def test_mistakes_are_said_before_a_server_starts(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setattr(load_commands, "on_server", None)
+    result = CliRunner().invoke(bench_app, list(arguments))
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
         (("idle", "--dsn", "postgresql://127.0.0.1:1/x"), "error: no database can be made"),
     ],
 )

@@ -18,7 +18,8 @@ from rich.table import Table
 from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.audit_results import Audit
 from cron_ticks.cli.bench.audit_tables import EXPRESSIONS, WINDOW, fill, remove_by_hand
-from cron_ticks.cli.bench.machine import describe_machine, described, fresh_database
+from cron_ticks.cli.bench.figures import of_rounds, spread
+from cron_ticks.cli.bench.machine import describe_machine, described, fresh_database, settings_with
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.progress import Steps
 from cron_ticks.database import Database, open_database
@@ -107,15 +108,15 @@ class AuditFigures:
         """For people."""
         rounds = len(next(iter(self.seconds.values())))
         caption = (
-            f"{self.load.schedules:,} schedules, a ledger of {self.load.hours} h of which one is audited; median of "
-            f"{rounds} rounds (lowest to highest); a buffer is {BLOCK_BYTES} bytes; named: after a run and a tick "
-            "were deleted by hand"
+            f"{self.load.schedules:,} schedules, a ledger of {self.load.hours} h of which one is audited; "
+            f"{of_rounds(rounds)}; a buffer is {BLOCK_BYTES} bytes; named: after a run and a tick were deleted by "
+            f"hand; {described(self.machine)}"
         )
         table = Table(title="cron-ticks bench audit", caption=caption, box=box.SIMPLE_HEAD)
         table.add_column("")
         table.add_column("", justify="right")
         for name, values in self.seconds.items():
-            table.add_row(name, f"{statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})")
+            table.add_row(name, spread(values, ".2f", " s"))
         for name, value in self.looked_at.items():
             table.add_row(name.replace("_", " "), f"{value:,}")
         table.add_row("found", "0")
@@ -137,7 +138,7 @@ async def run_audit_rounds(
     seconds: dict[str, list[float]] = {measure.name: [] for measure in measures}
     progress.expect(rounds * len(measures) + 2)
     async with fresh_database(dsn, "audit") as own:
-        settings = Settings.load(dsn=own, statement_timeout_seconds=3600)
+        settings = settings_with(own, statement_timeout_seconds=3600)
         async with open_database(settings, dsn=own) as database:
             progress(f"making {load.schedules:,} schedules and their ledger")
             course = await _course(database, settings, load)

@@ -5,8 +5,7 @@ Plan: the arithmetic alone, from rows to plans, batch by batch, beginning with e
 pass, which also reads the schedules and writes their ticks.
 """
 
-import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,9 @@ from rich import box
 from rich.table import Table
 
 from cron_ticks import cron_expressions, cron_rules, zones
-from cron_ticks.cli.bench.machine import describe_machine, described, fresh_database
+from cron_ticks.cli.bench.figures import of_rounds, spread, summary
+from cron_ticks.cli.bench.loads import in_turn
+from cron_ticks.cli.bench.machine import describe_machine, described, fresh_database, settings_with
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.progress import Steps
 from cron_ticks.database import Database, open_database
@@ -180,7 +181,7 @@ class CalendarFigures:
             "expressions": EXPRESSIONS,
             "measures": {
                 name: {kind: {"seconds": values} for kind, values in by_kind.items()}
-                | {"ratio": _summary(self._ratios(name))}
+                | {"ratio": summary(self._ratios(name), 3)}
                 for name, by_kind in self.seconds.items()
             },
         }
@@ -189,14 +190,14 @@ class CalendarFigures:
         """For people."""
         rounds = len(next(iter(self.seconds.values()))["cron"])
         caption = (
-            f"{self.schedules:,} schedules, {EXPRESSIONS} expressions; seconds, median of {rounds} rounds (lowest to "
-            "highest); plan: CPU time of the arithmetic, pass: the manager's whole pass; ratio: cron to interval"
+            f"{self.schedules:,} schedules, {EXPRESSIONS} expressions; seconds, {of_rounds(rounds)}; plan: CPU time of "
+            "the arithmetic, pass: the manager's whole pass; ratio: cron to interval; " + described(self.machine)
         )
         table = Table(title="cron-ticks bench calendar", caption=caption, box=box.SIMPLE_HEAD)
         for heading in ("", *KINDS, "ratio"):
             table.add_column(heading, justify="left" if not heading else "right")
         for name, by_kind in self.seconds.items():
-            table.add_row(name, *(_spread(by_kind[kind]) for kind in KINDS), _spread(self._ratios(name)))
+            table.add_row(name, *(spread(by_kind[kind]) for kind in KINDS), spread(self._ratios(name)))
         return table
 
     def plot(self) -> Plot:
@@ -210,24 +211,6 @@ class CalendarFigures:
         return [cron / interval for cron, interval in zip(by_kind["cron"], by_kind["interval"], strict=True)]
 
 
-def _summary(values: Sequence[float]) -> dict[str, Any]:
-    return {
-        "rounds": [round(value, 3) for value in values],
-        "median": round(statistics.median(values), 3),
-        "lowest": round(min(values), 3),
-        "highest": round(max(values), 3),
-    }
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-def _turns(courses: Sequence[Course], number: int) -> Iterator[Course]:
-    yield from courses[number % len(courses) :]
-    yield from courses[: number % len(courses)]
-
-
 async def run_calendar_rounds(
     dsn: str, *, measures: Sequence[CalendarMeasure], schedules: int, rounds: int, progress: Steps
 ) -> CalendarFigures:
@@ -238,7 +221,7 @@ async def run_calendar_rounds(
         progress.expect(rounds * len(measures) * len(KINDS))
         for number in range(rounds):
             for measure in measures:
-                for course in _turns(courses, number):
+                for course in in_turn(courses, number):
                     progress(f"round {number + 1} of {rounds}: {measure.name}: {course.kind}")
                     seconds[measure.name][course.kind].append(await measure.run(course, schedules))
         machine = await describe_machine(dsn)
@@ -248,7 +231,7 @@ async def run_calendar_rounds(
 @asynccontextmanager
 async def _course(dsn: str, kind: Kind) -> AsyncIterator[Course]:
     async with fresh_database(dsn, kind) as own:
-        settings = Settings.load(dsn=own, statement_timeout_seconds=600)
+        settings = settings_with(own, statement_timeout_seconds=600)
         async with open_database(settings, dsn=own) as database:
             await migrate(database)
             yield Course(kind, database, ScheduleManager(database, CronRepository(database, settings), settings))

@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table
 
 from cron_ticks.cli.bench.calendar import HOUR
+from cron_ticks.cli.bench.figures import of_rounds, spread, summary
 from cron_ticks.cli.bench.generate_bare import make_bare
 from cron_ticks.cli.bench.generate_tables import CLEAR, FAR, count_ticks, make_due, put_off
 from cron_ticks.cli.bench.load_tables import LoadTables, Made
@@ -23,14 +24,11 @@ from cron_ticks.cli.bench.loads import (
     SET_UP_PER_SECOND,
     Progress,
     after,
-    described,
     in_turn,
     open_course,
     sleep_until,
-    spread,
-    summary,
 )
-from cron_ticks.cli.bench.machine import describe_machine
+from cron_ticks.cli.bench.machine import describe_machine, described, settings_with
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.progress import Steps, within
 from cron_ticks.database import open_database
@@ -80,7 +78,7 @@ class Course:
 @asynccontextmanager
 async def _course(dsn: str, label: str) -> AsyncIterator[Course]:
     async with open_course(dsn, label) as course:
-        settings = Settings.load(dsn=course.dsn)
+        settings = settings_with(course.dsn)
         async with open_database(settings, dsn=course.dsn) as database:
             manager = ScheduleManager(database, CronRepository(database, settings), settings)
             yield Course(course.dsn, course.tables, manager, settings)
@@ -152,8 +150,8 @@ class GenerateFigures:
         caption = (
             f"rate: {self.load.ticks:,} schedules that all need a tick, one manager beside the bare statements; pass: "
             f"a manager's, with {self.load.due:,} schedules due among so many, {self.load.cron_share:.0%} of them with "
-            f"{self.expressions} cron expressions; median of {rounds} rounds (lowest to highest); "
-            f"goal: at most {GOAL} times the first"
+            f"{self.expressions} cron expressions; {of_rounds(rounds)}; goal: at most {GOAL} times the first; "
+            f"{described(self.machine)}"
         )
         table = Table(title="cron-ticks bench generate", caption=caption, box=box.SIMPLE_HEAD, min_width=LEAST_WIDTH)
         for heading in ("", "", "ratio"):

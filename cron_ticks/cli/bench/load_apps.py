@@ -1,5 +1,6 @@
 """The applications of the workers under a load: `--app cron_ticks.cli.bench.load_apps:NAME`."""
 
+import atexit
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from token_queue import Message, QueueManager
 MODULE = "cron_ticks.cli.bench.load_apps"
 FIRING, CONSUMING, COUNTED, OUTSIDE = (f"{MODULE}:{name}" for name in ("firing", "consuming", "counted", "outside"))
 
+HANDLED = "messages_handled"  # what a worker that consumes says in the end
 OUTSIDE_SINK = "outside"
 BROKER_SECONDS = 0.02  # what an answer of the other side takes
 
@@ -28,12 +30,16 @@ def firing() -> QueueManager:
 
 
 def consuming() -> QueueManager:
-    """Also consumes them, by a handler that does nothing."""
+    """Also consumes them, by a handler that does nothing but count; in the end it says how many it was given."""
     manager = QueueManager()
+    handled = 0
 
     @manager.handler(QUEUE)
-    async def handle(_: Message) -> None: ...
+    async def handle(_: Message) -> None:
+        nonlocal handled
+        handled += 1
 
+    atexit.register(lambda: _say(HANDLED, count=handled))
     return manager
 
 
@@ -43,7 +49,7 @@ def counted() -> QueueManager:
 
     def make(self: "asyncpg.Connection[asyncpg.Record]", *arguments: Any, **options: Any) -> None:
         made(self, *arguments, **options)
-        self.add_query_logger(_say)
+        self.add_query_logger(_say_statement)
 
     asyncpg.Connection.__init__ = make  # type: ignore[method-assign,assignment]
     return consuming()
@@ -61,7 +67,10 @@ def outside() -> QueueManager:
     return manager
 
 
-def _say(statement: Any) -> None:
-    text = " ".join(statement.query.split())[:80]
-    sys.stderr.write(json.dumps({"event": "statement", "text": text}) + "\n")
+def _say_statement(statement: Any) -> None:
+    _say("statement", text=" ".join(statement.query.split())[:80])
+
+
+def _say(event: str, **values: Any) -> None:
+    sys.stderr.write(json.dumps({"event": event} | values) + "\n")
     sys.stderr.flush()

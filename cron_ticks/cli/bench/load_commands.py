@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from cron_ticks.cli.bench.loads import parse_sizes, server_settings
 from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds, Shown, check_plot_file, on_server, show_results
 from cron_ticks.cli.common import Json, load_settings, reported_errors, run
-from cron_ticks.errors import InvalidInputError
 from cron_ticks.schedules import DEFAULT_JITTER_RATIO
 
 MOST = 5_000_000
@@ -38,7 +37,9 @@ SeveralProcesses = Annotated[
     int, typer.Option("--processes", help="Worker processes, of which one dies.", min=2, max=64)
 ]
 Before = Annotated[float, typer.Option(help="Seconds that are measured before the kill.", min=1, max=3600)]
-Afterwards = Annotated[float, typer.Option("--after", help="Seconds after the kill.", min=1, max=3600)]
+Afterwards = Annotated[
+    float, typer.Option("--after", help="Seconds after the kill: the shards must have moved by then.", min=1, max=3600)
+]
 OnlySink = Annotated[str, typer.Option("--only", help="Only sinks whose name begins so.", show_default=False)]
 CronShare = Annotated[float, typer.Option(help="Share of those due that have cron expressions.", min=0, max=1)]
 
@@ -65,13 +66,10 @@ def bench_steady(  # noqa: PLR0917 - typer's way of declaring options
     as_json: Json = False,
 ) -> None:
     """A steady load: schedules of one minute for some minutes: lateness, what was missed, and what it costs."""
-
-    async def measure(server_dsn: str, **options: Any) -> steady.SteadyFigures:
+    with reported_errors():
         sizes = parse_sizes("--schedules", schedules, least=60, most=MOST)
-        loads = [steady.SteadyLoad(size, minutes * 60, processes, consume, jitter, horizon) for size in sizes]
-        return await steady.run_steady(server_dsn, loads=loads, rounds=rounds, find=find, **options)
-
-    _show(measure, dsn, plot, as_json=as_json)
+    loads = [steady.SteadyLoad(size, minutes * 60, processes, consume, jitter, horizon) for size in sizes]
+    _show(partial(steady.run_steady, loads=loads, rounds=rounds, find=find), dsn, plot, as_json=as_json)
 
 
 def bench_generate(  # noqa: PLR0917 - typer's way of declaring options
@@ -85,13 +83,10 @@ def bench_generate(  # noqa: PLR0917 - typer's way of declaring options
     as_json: Json = False,
 ) -> None:
     """Making ticks: how many a second, and how long a pass takes with the same number due among ever more schedules."""
-
-    async def measure(server_dsn: str, **options: Any) -> generate.GenerateFigures:
+    with reported_errors():
         sizes = parse_sizes("--schedules", schedules, least=due, most=MOST)
-        load = generate.GenerateLoad(sizes, due, ticks, cron_share)
-        return await generate.run_generate(server_dsn, load=load, rounds=rounds, **options)
-
-    _show(measure, dsn, plot, as_json=as_json)
+    load = generate.GenerateLoad(sizes, due, ticks, cron_share)
+    _show(partial(generate.run_generate, load=load, rounds=rounds), dsn, plot, as_json=as_json)
 
 
 def bench_idle(  # noqa: PLR0917 - typer's way of declaring options
@@ -103,12 +98,9 @@ def bench_idle(  # noqa: PLR0917 - typer's way of declaring options
     as_json: Json = False,
 ) -> None:
     """A worker with nothing to do: statements, CPU and memory among few and among very many schedules."""
-
-    async def measure(server_dsn: str, **options: Any) -> idle.IdleFigures:
+    with reported_errors():
         sizes = parse_sizes("--schedules", schedules, least=1, most=MOST)
-        return await idle.run_idle(server_dsn, sizes=sizes, seconds=seconds, rounds=rounds, **options)
-
-    _show(measure, dsn, plot, as_json=as_json)
+    _show(partial(idle.run_idle, sizes=sizes, seconds=seconds, rounds=rounds), dsn, plot, as_json=as_json)
 
 
 def bench_failover(  # noqa: PLR0917 - typer's way of declaring options
@@ -124,16 +116,11 @@ def bench_failover(  # noqa: PLR0917 - typer's way of declaring options
     as_json: Json = False,
 ) -> None:
     """One of several workers is killed under a load: how late ticks are then, and that none is lost or doubled."""
-
-    async def measure(server_dsn: str, **options: Any) -> failover.FailoverFigures:
-        variants = [variant for variant in failover.VARIANTS if variant.name.startswith(only)]
-        if not variants:
-            names = ", ".join(variant.name for variant in failover.VARIANTS)
-            raise InvalidInputError("--only", f"no sink begins with {only!r}; there are: {names}")
-        load = failover.FailoverLoad(schedules, processes, before, afterwards, jitter)
-        return await failover.run_failover(server_dsn, load=load, variants=variants, rounds=rounds, **options)
-
-    _show(measure, dsn, plot, as_json=as_json)
+    load = failover.FailoverLoad(schedules, processes, before, afterwards, jitter)
+    with reported_errors():
+        load.check()
+        variants = failover.variants_named(only)
+    _show(partial(failover.run_failover, load=load, variants=variants, rounds=rounds), dsn, plot, as_json=as_json)
 
 
 def _show(measure: Callable[..., Awaitable[Shown]], dsn: str | None, plot: Path | None, *, as_json: bool) -> None:

@@ -56,7 +56,8 @@ SELECT id, anchor_at + interval_us * interval '1 microsecond', 1 FROM cron_sched
 """
 
 # What should have happened from $1 up to $2, from the schedules alone, beside what did. Without a run and a tick, an
-# occurrence is left for a manager, or in a row of missed ones; else it is unexplained.
+# occurrence is left for a manager, or in a row of missed ones; else it is unexplained. What fired and was no occurrence
+# of an existing schedule is unexpected.
 OUTCOMES = """
 WITH expected AS (
     SELECT schedule.id AS schedule_id, scheduled_for
@@ -94,7 +95,14 @@ SELECT count(*) AS expected,
     count(*) FILTER (WHERE outcome IS NULL AND missed_since IS NULL AND ticks.schedule_id IS NULL
         AND (next_tick_needed_at <= expected.scheduled_for) IS NOT TRUE) AS unexplained,
     count(*) FILTER (WHERE messages > 1) AS duplicates,
-    coalesce(sum(messages), 0)::bigint AS messages
+    coalesce(sum(messages), 0)::bigint AS messages,
+    (SELECT count(*) FROM runs AS run WHERE NOT EXISTS (
+        SELECT FROM expected WHERE (expected.schedule_id, expected.scheduled_for) = (run.schedule_id, run.scheduled_for)
+    )) AS unexpected_runs,
+    (SELECT coalesce(sum(extra.messages), 0)::bigint FROM sent AS extra WHERE NOT EXISTS (
+        SELECT FROM expected
+        WHERE (expected.schedule_id, expected.scheduled_for) = (extra.schedule_id, extra.scheduled_for)
+    )) AS unexpected_messages
 FROM expected
 LEFT JOIN runs USING (schedule_id, scheduled_for)
 LEFT JOIN ticks USING (schedule_id, scheduled_for)
@@ -124,11 +132,34 @@ ENQUEUED = "SELECT count(*) FROM cron_runs WHERE outcome = 'enqueued' AND ended_
 
 CONSUMED = "SELECT count(*) FROM queue_messages WHERE completed_at >= $1 AND completed_at < $2"
 
-# Of the ticks to be executed from $1 up to $2: how many were made after that time, and how long before it the last one
-# was made. A message has the ULID of its tick, which says when that was made. Only those made after $3, if it is given.
-MADE = """
+# Messages that were there and not completed at $1 and at $2; from the rows afterwards, so that nobody is disturbed.
+BACKLOG = """
+SELECT count(*) FILTER (WHERE inserted_at < $1 AND (completed_at < $1) IS NOT TRUE) AS backlog_start,
+    count(*) FILTER (WHERE inserted_at < $2 AND (completed_at < $2) IS NOT TRUE) AS backlog_end
+FROM queue_messages
+"""
+
+# Messages of occurrences before $1 that are not completed.
+ANY_UNCONSUMED = """
+SELECT EXISTS (
+    SELECT FROM queue_messages
+    WHERE queue_name = $2 AND completed_at IS NULL AND dlq_at IS NULL AND scheduled_for < $1)
+"""
+
+# What became of all messages: of occurrences before $1 that are not completed, completed, and tried more than once.
+HANDLED = """
+SELECT count(*) FILTER (WHERE completed_at IS NULL AND scheduled_for < $1) AS unconsumed,
+    count(completed_at) AS completed,
+    count(*) FILTER (WHERE attempts > 1 OR worker_deaths > 0 OR completed_at IS NOT NULL AND attempts <> 1)
+        AS tried_again
+FROM queue_messages
+"""
+
+# When ticks were made: those executed, which were to be from $1 up to $2, and those that are left. A message has the
+# ULID of its tick, which says when that was made.
+MADE_AT = """
 WITH runs AS (
-    SELECT substr(message_id, 5, 10) AS stamp, ended_at - lateness AS execute_at
+    SELECT schedule_id, substr(message_id, 5, 10) AS stamp, ended_at - lateness AS execute_at
     FROM cron_runs
     WHERE ended_at - lateness >= $1::timestamptz AND ended_at - lateness < $2::timestamptz
 ),
@@ -140,15 +171,23 @@ stamps AS MATERIALIZED (
     GROUP BY stamp
 ),
 made AS (
-    SELECT execute_at, made_at FROM runs JOIN stamps USING (stamp)
+    SELECT schedule_id, execute_at, made_at FROM runs JOIN stamps USING (stamp)
     UNION ALL
-    SELECT execute_at, created_at FROM cron_ticks
+    SELECT schedule_id, execute_at, created_at FROM cron_ticks
 )
+"""
+
+# How many were made after their time, and how long before it the last one was made. Of those made after $3, if it is
+# given.
+MADE = (
+    MADE_AT
+    + """
 SELECT count(*) FILTER (WHERE made_at > execute_at) AS late,
     min(extract(epoch FROM execute_at - made_at))::float AS lead_s
 FROM made
 WHERE $3::timestamptz IS NULL OR made_at > $3
 """
+)
 
 # Whether a tick is left that was due before $1: one probe of the index.
 ANY_DUE = "SELECT EXISTS (SELECT FROM cron_ticks WHERE sink = $2 AND turn = 0 AND priority = 2 AND due_at < $1)"
@@ -236,6 +275,18 @@ class LoadTables:
     async def consumed(self, since: datetime, until: datetime) -> int:
         """Messages that were completed then."""
         return int(await self.connection.fetchval(CONSUMED, since, until))
+
+    async def backlog(self, since: datetime, until: datetime) -> dict[str, int]:
+        """Messages that waited, or were in hand, then."""
+        return dict(await self._row(BACKLOG, since, until))
+
+    async def any_unconsumed(self, instant: datetime) -> bool:
+        """Whether a message of an occurrence before then is not completed."""
+        return bool(await self.connection.fetchval(ANY_UNCONSUMED, instant, QUEUE))
+
+    async def handled(self, instant: datetime) -> dict[str, int]:
+        """Messages of occurrences before then that are not completed; of all, those completed and those tried again."""
+        return dict(await self._row(HANDLED, instant))
 
     async def made(self, since: datetime, until: datetime, made_after: datetime | None = None) -> dict[str, Any]:
         """Ticks that were made after their time, and how long before it the last one was made."""

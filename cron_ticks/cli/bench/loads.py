@@ -1,18 +1,17 @@
-"""What `bench steady`, `generate`, `idle` and `failover` share: server, databases, and how values are shown."""
+"""What `bench steady`, `generate`, `idle` and `failover` share: server, databases, and what must hold."""
 
-import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 
 from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.cli.bench.load_tables import LoadTables, open_load_tables
-from cron_ticks.cli.bench.machine import fresh_database
+from cron_ticks.cli.bench.machine import fresh_database, settings_with
 from cron_ticks.cli.bench.usage import memory_of_machine
 from cron_ticks.database import open_database
 from cron_ticks.errors import CronTicksError, InvalidInputError
@@ -57,15 +56,21 @@ class Course:
 async def open_course(dsn: str, label: str) -> AsyncIterator[Course]:
     """A fresh and migrated one."""
     async with fresh_database(dsn, label) as own:
-        async with open_database(Settings.load(dsn=own), dsn=own) as database:
+        async with open_database(settings_with(own), dsn=own) as database:
             await migrate(database)
         async with open_load_tables(own) as tables:
             yield Course(own, tables)
 
 
+def check_expected(outcomes: dict[str, int]) -> None:
+    """An error if something fired that no schedule had, or fired twice."""
+    if outcomes["duplicates"] or outcomes["unexpected_messages"] or outcomes["unexpected_runs"]:
+        raise CronTicksError(f"something fired twice, or that was no occurrence: {outcomes}")
+
+
 async def check_audit(course: Course, outcomes: dict[str, int], since: datetime, until: datetime) -> None:
     """An error unless the product's own audit says the same, and finds nothing."""
-    settings = Settings.load(dsn=course.dsn)
+    settings = settings_with(course.dsn)
     async with open_database(settings, dsn=course.dsn) as database:
         audit = await AuditRepository(database, settings, partial(find_doubled, database)).audit(since, until)
     if not audit.ok or (audit.total.expected, audit.total.enqueued) != (outcomes["expected"], outcomes["enqueued"]):
@@ -84,13 +89,13 @@ def parse_sizes(option: str, text: str, *, least: int, most: int) -> list[int]:
     return sizes
 
 
-def lead_seconds(schedules: int, ticks_per_second: float) -> float:
+def lead_seconds(schedules: int, ticks_per_second: float, lookahead: float = LOOKAHEAD_SECONDS) -> float:
     """From now to the first occurrence, so that all is written and the first window is made before anything is due.
 
     A window's time ahead, nothing is in the window yet: the manager then begins with what it will do all the time.
     """
-    window = LOOKAHEAD_SECONDS * ticks_per_second
-    return schedules / SET_UP_PER_SECOND + min(LOOKAHEAD_SECONDS, 5 + window / FILLED_PER_SECOND)
+    window = lookahead * ticks_per_second
+    return schedules / SET_UP_PER_SECOND + min(lookahead, 5 + window / FILLED_PER_SECOND)
 
 
 async def sleep_until(tables: LoadTables, instant: datetime, progress: Progress, what: str) -> None:
@@ -118,24 +123,3 @@ def in_turn(items: Sequence[Item], number: int) -> Iterator[Item]:
     first = number % len(items)
     yield from items[first:]
     yield from items[:first]
-
-
-def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Each value, with the median and the range."""
-    return {
-        "rounds": [round(value, 4) for value in values],
-        "median": round(statistics.median(values), 4),
-        "lowest": round(min(values), 4),
-        "highest": round(max(values), 4),
-    }
-
-
-def spread(values: Sequence[float], form: str = ",.2f", unit: str = "") -> str:
-    """For people: the median, and the range if there is one."""
-    median = f"{statistics.median(values):{form}}{unit}"
-    return median if len(values) == 1 else f"{median} ({min(values):{form}} to {max(values):{form}})"
-
-
-def described(machine: dict[str, Any]) -> str:
-    """For a caption."""
-    return f"{machine['processor']}, {machine['cores']} cores, PostgreSQL {machine['postgresql']}"

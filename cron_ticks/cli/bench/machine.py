@@ -13,7 +13,7 @@ import asyncpg
 from anyio.abc import Process
 
 from cron_ticks.errors import DatabaseUnavailableError
-from cron_ticks.settings import PREFIX
+from cron_ticks.settings import PREFIX, Settings
 
 LONGEST_LINE = 65_536
 
@@ -41,6 +41,12 @@ def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """Our environment without the settings in it: figures are those of the default settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return inherited | dict(variables)
+
+
+def settings_with(dsn: str, **changed: Any) -> Settings:
+    """The default settings but for those given, for what is measured in this process: the environment sets nothing."""
+    defaults = {name: field.get_default() for name, field in Settings.model_fields.items()}
+    return Settings.load(**(defaults | {"dsn": dsn} | changed))
 
 
 @asynccontextmanager

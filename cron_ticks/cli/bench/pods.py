@@ -28,6 +28,7 @@ class Pod:
 
     process: Process
     said: Counter[str] = field(default_factory=Counter)
+    last_said: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the name of the event
     statements: Counter[str] = field(default_factory=Counter)
     expected_to_run: bool = True
     _last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
@@ -39,6 +40,11 @@ class Pod:
             await self._ready.wait()
         if waiting.cancelled_caught:
             raise CronTicksError(f"a worker did not start within {START_SECONDS:.0f} s; it said:\n{self._words()}")
+
+    @property
+    def ticker_id(self) -> str:
+        """By which the tables know it, when it stands."""
+        return str(self.last_said["notify_heard"]["ticker_id"])
 
     def usage(self) -> Usage | None:
         """What it uses; None where nobody counts that."""
@@ -73,6 +79,7 @@ class Pod:
             return
         event: dict[str, Any] = json.loads(line)
         self.said[event["event"]] += 1
+        self.last_said[event["event"]] = event
         if event["event"] == "statement":
             self.statements[event["text"]] += 1
         if event["event"] == "notify_heard":

@@ -13,7 +13,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from cron_ticks.cli.bench.load_apps import CONSUMING, FIRING
+from cron_ticks.cli.bench.figures import of_rounds, spread, summary
+from cron_ticks.cli.bench.load_apps import CONSUMING, FIRING, HANDLED
 from cron_ticks.cli.bench.load_tables import LoadTables, Made
 from cron_ticks.cli.bench.loads import (
     LEAST_WIDTH,
@@ -22,15 +23,14 @@ from cron_ticks.cli.bench.loads import (
     Progress,
     after,
     check_audit,
-    described,
+    check_expected,
     drained,
+    in_turn,
     lead_seconds,
     open_course,
     sleep_until,
-    spread,
-    summary,
 )
-from cron_ticks.cli.bench.machine import describe_machine
+from cron_ticks.cli.bench.machine import describe_machine, described
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
 from cron_ticks.cli.bench.progress import Steps, within
@@ -43,15 +43,23 @@ AUDITED_MOST = 200_000  # schedules that the product's own audit looks at beside
 BISECTIONS = 2
 STEP = 10_000  # schedules, between two loads that are tried
 
-# A load is held if nothing was missed or left over, and ticks don't become later and later.
+# A load is held if nothing was missed or left over, no less is fired than falls due, and ticks don't become later and
+# later. Of messages, as many are consumed as are made, and each once.
 TOLERATED_MS = 2000.0
-TOLERATED_GROWTH = 2.0
+TOLERATED_GROWTH_MS = 1000.0
+LEAST_FIRED = 0.99  # of what falls due
+LEAST_CONSUMED = 0.98  # of what was fired
 CRITERION = (
-    f"held: nothing missed or left over, and p99 in the last third at most {TOLERATED_MS / 1000:.0f} s "
-    f"or {TOLERATED_GROWTH:.0f} times that of the first"
+    f"held: nothing missed or left over, at least {LEAST_FIRED:.0%} of the ticks a second that fall due, and p99 in "
+    f"the last third at most {TOLERATED_MS / 1000:.0f} s, or {TOLERATED_GROWTH_MS / 1000:.0f} s more than in the first"
 )
+CONSUMED_CRITERION = (
+    f"; at least {LEAST_CONSUMED:.0%} of what was fired consumed in that time, all in the end, and each message once"
+)
+CONSUMER = " and one more that also consumes, beside making and firing ticks as they do"
 SHOWN = (
     ("per_second", "ticks a second", ",.0f"),
+    ("due_per_second", "that fall due", ",.0f"),
     ("p50_ms", "lateness p50, ms", ",.1f"),
     ("p99_ms", "lateness p99, ms", ",.1f"),
     ("max_ms", "lateness max, ms", ",.1f"),
@@ -60,6 +68,10 @@ SHOWN = (
     ("duplicates", "duplicates", ",.0f"),
     ("made_late", "made late", ",.0f"),
     ("consumed_per_second", "consumed a second", ",.0f"),
+    ("backlog_start", "messages that waited at first", ",.0f"),
+    ("backlog_end", "messages that waited at the end", ",.0f"),
+    ("unconsumed", "not consumed after all", ",.0f"),
+    ("handled_again", "handled more than once", ",.0f"),
     ("pods_cpu", "CPU of the pods, cores", ".2f"),
     ("server_cpu", "CPU of the server, cores", ".2f"),
     ("pod_mb_start", "memory of a pod at first, MB", ",.0f"),
@@ -92,6 +104,11 @@ class SteadyLoad:
         return {} if self.horizon is None else {"horizon_seconds": str(self.horizon)}
 
     @property
+    def per_second(self) -> float:
+        """Ticks that fall due."""
+        return self.schedules / MINUTE.total_seconds()
+
+    @property
     def jitter_seconds(self) -> float:
         """By which an occurrence moves at the most."""
         return self.jitter * MINUTE.total_seconds()
@@ -122,8 +139,7 @@ async def measure(dsn: str, load: SteadyLoad, say: Progress) -> dict[str, Any]:
     async with open_course(dsn, f"steady{load.schedules}") as course:
         tables = course.tables
         say("making schedules")
-        per_second = load.schedules / MINUTE.total_seconds()
-        start = after(await tables.now(), lead_seconds(load.schedules, per_second) + load.jitter_seconds)
+        start = after(await tables.now(), lead_seconds(load.schedules, load.per_second) + load.jitter_seconds)
         await tables.make_schedules(Made(load.schedules, [MINUTE], start, jitter=load.jitter))
         async with pods(load.apps, course.dsn, load.settings) as running:
             if await tables.now() > after(start, -load.jitter_seconds):
@@ -137,8 +153,13 @@ async def measure(dsn: str, load: SteadyLoad, say: Progress) -> dict[str, Any]:
             end = after(until, load.jitter_seconds)
             await sleep_until(tables, end, say, "the last ticks")
             await drained(partial(tables.any_due, end), DRAIN_SECONDS)
+            if load.consume:
+                await drained(partial(tables.any_unconsumed, last.instant), DRAIN_SECONDS)
         say("reading the ledger")
-        return await _read(course, load, first, last)
+        found = await _read(course, load, first, last)
+        if load.consume:
+            found |= await _consumption(tables, running[-1], first, last)
+        return found | {"held": holds(found)}
 
 
 async def _read(course: Course, load: SteadyLoad, first: Reading, last: Reading) -> dict[str, Any]:
@@ -156,6 +177,7 @@ async def _read(course: Course, load: SteadyLoad, first: Reading, last: Reading)
         | total
         | {
             "per_second": enqueued / seconds,
+            "due_per_second": load.per_second,
             "seconds": round(seconds, 3),
             "thirds": thirds,
             "made_late": made["late"],
@@ -167,14 +189,30 @@ async def _read(course: Course, load: SteadyLoad, first: Reading, last: Reading)
             "pods_mb": {"start": first.pods_mb, "end": last.pods_mb},
         }
     )
-    if load.consume:
-        found["consumed_per_second"] = await tables.consumed(since, until) / seconds
-    return found | _used(first, last, seconds) | {"held": holds(found)}
+    return found | _used(first, last, seconds)
+
+
+async def _consumption(tables: LoadTables, consumer: Pod, first: Reading, last: Reading) -> dict[str, Any]:
+    """Of messages: how many a second, how many waited, and whether each was handled once.
+
+    What the rows say is compared with what the handler has counted.
+    """
+    since, until = first.instant, last.instant
+    rows = await tables.handled(until)
+    counted = int(consumer.last_said[HANDLED]["count"])
+    if counted < rows["completed"]:
+        raise CronTicksError(f"{rows['completed']} messages are completed, but only {counted} were handled")
+    return await tables.backlog(since, until) | {
+        "consumed_per_second": await tables.consumed(since, until) / (until - since).total_seconds(),
+        "unconsumed": rows["unconsumed"],
+        "handled_again": max(rows["tried_again"], counted - rows["completed"]),
+    }
 
 
 async def _check(course: Course, load: SteadyLoad, outcomes: dict[str, int], since: datetime, until: datetime) -> None:
     """What the product promises holds under any load; an error if it doesn't."""
-    if outcomes["unexplained"] or outcomes["duplicates"] or outcomes["messages"] != outcomes["enqueued"]:
+    check_expected(outcomes)
+    if outcomes["unexplained"] or outcomes["messages"] != outcomes["enqueued"]:
         raise CronTicksError(f"not each occurrence has one message or a reason: {outcomes}")
     if load.schedules <= AUDITED_MOST:
         await check_audit(course, outcomes, since, until)
@@ -196,7 +234,16 @@ def holds(found: dict[str, Any]) -> bool:
     thirds = found["thirds"]
     if len(thirds) < 3 or found["missed"] or found["left_over"]:  # noqa: PLR2004
         return False
-    return bool(thirds[-1]["p99_ms"] <= max(TOLERATED_MS, TOLERATED_GROWTH * thirds[0]["p99_ms"]))
+    if found["per_second"] < LEAST_FIRED * found["due_per_second"]:
+        return False
+    if "consumed_per_second" in found and not _is_consumed(found):
+        return False
+    return bool(thirds[-1]["p99_ms"] <= max(TOLERATED_MS, thirds[0]["p99_ms"] + TOLERATED_GROWTH_MS))
+
+
+def _is_consumed(found: dict[str, Any]) -> bool:
+    in_time = found["consumed_per_second"] >= LEAST_CONSUMED * found["per_second"]
+    return in_time and not found["unconsumed"] and not found["handled_again"]
 
 
 @dataclass(frozen=True)
@@ -213,6 +260,11 @@ class SteadyFigures:
         """The largest number of schedules that was held in each round."""
         return max((count for count, rounds in self.found.items() if _held(rounds)), default=None)
 
+    @property
+    def criterion(self) -> str:
+        """When a load is held."""
+        return CRITERION + CONSUMED_CRITERION * self.load.consume
+
     def as_json(self) -> dict[str, Any]:
         """Each value of each round, with the median and the range."""
         return {
@@ -221,9 +273,10 @@ class SteadyFigures:
             "seconds": self.load.seconds,
             "processes": self.load.processes,
             "consume": self.load.consume,
+            "workers": f"{self.load.processes} that make and fire ticks{CONSUMER if self.load.consume else ''}",
             "jitter": self.load.jitter,
             "horizon": self.load.horizon,
-            "criterion": CRITERION,
+            "criterion": self.criterion,
             "highest_held": self.highest_held,
             "loads": {
                 str(count): {
@@ -241,7 +294,8 @@ class SteadyFigures:
         set_up = ", ".join(f"{name} {value}" for name, value in self.server.items()) or "as it was found"
         caption = (
             f"schedules of one minute for {self.load.seconds:.0f} s, {self.load.processes} worker processes"
-            f"{' and one that consumes' if self.load.consume else ''}; {rounds} round(s); {CRITERION}; server: {set_up}"
+            f"{CONSUMER if self.load.consume else ''}; {of_rounds(rounds)}; {self.criterion}; "
+            f"{described(self.machine)}; server: {set_up}"
         )
         table = Table(title="cron-ticks bench steady", caption=caption, box=box.SIMPLE_HEAD, min_width=LEAST_WIDTH)
         table.add_column("schedules")
@@ -282,27 +336,39 @@ async def run_steady(
     server: dict[str, str],
     progress: Steps,
 ) -> SteadyFigures:
-    """Each load, round by round. With `find`: up to the first that isn't held, then between it and the one before."""
+    """Each load once per round, in another order each time.
+
+    With `find` all rounds of a load after another: up to the first that isn't held, then between it and the one before.
+    """
     found: dict[int, list[dict[str, Any]]] = {}
 
-    async def held(load: SteadyLoad) -> bool:
-        label = f"{load.schedules:,} schedules"
-        results = found.setdefault(load.schedules, [])
-        for number in range(rounds):
-            results.append(await measure(dsn, load, within(progress, f"{label}, round {number + 1} of {rounds}")))
-        return _held(results)
+    async def run(load: SteadyLoad, number: int) -> None:
+        say = within(progress, f"round {number + 1} of {rounds}: {load.schedules:,} schedules")
+        found.setdefault(load.schedules, []).append(await measure(dsn, load, say))
 
-    if not find:
+    async def held(load: SteadyLoad) -> bool:
+        for number in range(rounds):
+            await run(load, number)
+        return _held(found[load.schedules])
+
+    if find:
+        await _search(loads, held)
+    else:
         progress.expect(rounds * len(loads))
-    below = 0
-    for load in loads:
-        if await held(load):
-            below = load.schedules
-        elif find:
-            await _bisect(load, below, held)
-            break
+        for number in range(rounds):
+            for load in in_turn(loads, number):
+                await run(load, number)
     machine = await describe_machine(dsn)
     return SteadyFigures(dict(sorted(found.items())), loads[0], server, machine)
+
+
+async def _search(loads: Sequence[SteadyLoad], held: Callable[[SteadyLoad], Awaitable[bool]]) -> None:
+    below = 0
+    for load in loads:
+        if not await held(load):
+            await _bisect(load, below, held)
+            return
+        below = load.schedules
 
 
 async def _bisect(load: SteadyLoad, below: int, held: Callable[[SteadyLoad], Awaitable[bool]]) -> None:
