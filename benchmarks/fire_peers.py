@@ -10,7 +10,7 @@ server is Debian's PostgreSQL 15.
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from cron_ticks.cli.bench.machine import fresh_database
 from cron_ticks.cli.bench.plot import Plot
 from cron_ticks.cli.bench.progress import Steps, shown_steps
 from cron_ticks.cli.common import Json, load_settings, reported_errors, run
+from cron_ticks.errors import CronTicksError
 
 SIZES = (1000, 10_000)
 
@@ -47,10 +48,15 @@ Bursts = Annotated[
 
 @dataclass(frozen=True)
 class PeerFigures:
-    """The figures, and who is not among them."""
+    """The figures, and who is not among them at all; who was not ready for a size stands in the figures themselves."""
 
     figures: FireFigures
-    left_out: dict[str, str]
+    absent: dict[str, str]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Who, or who for what, and why."""
+        return self.absent | dict(self.figures.left_out)
 
     def as_json(self) -> dict[str, Any]:
         """Each value, with the median and the range."""
@@ -59,8 +65,9 @@ class PeerFigures:
     def table(self) -> Table:
         """For people."""
         table = self.figures.table()
-        said = [f"{name} is left out: {why}" for name, why in self.left_out.items()]
-        table.caption = ". ".join([str(table.caption), *said])
+        versions = ", ".join(f"{name} {version}" for name, version in self.figures.drains.versions.items())
+        said = [f"{name} is left out: {why.splitlines()[0]}" for name, why in self.left_out.items()]
+        table.caption = ". ".join([str(table.caption), versions, *said])
         return table
 
     def plot(self) -> Plot | None:
@@ -91,12 +98,14 @@ async def open_pg_cron(dsn: str) -> AsyncIterator[PeerCourse]:
         await connection.close()
 
 
-async def measure(dsn: str, *, python: Path, sizes: list[int], rounds: int, progress: Steps, cron: bool) -> FireFigures:
+async def measure(dsn: str, *, python: Path, sizes: list[int], rounds: int, progress: Steps, cron: bool) -> PeerFigures:
     """All contenders on one server."""
+    absent: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         courses = [await stack.enter_async_context(open_course(dsn, python, number)) for number in range(len(PEERS))]
         courses += [await stack.enter_async_context(open_pg_cron(dsn))] if cron else []
-        versions = {course.peer.name: await course.setup() for course in courses}
+        versions = await set_up(courses, absent)
+        courses = [course for course in courses if course.peer.name in versions]
         measures = [
             burst_measure(
                 size,
@@ -106,10 +115,22 @@ async def measure(dsn: str, *, python: Path, sizes: list[int], rounds: int, prog
         ]
         load = Load(0, 0, 0, sizes)
         figures = await run_fire_rounds(dsn, measures=measures, load=load, rounds=rounds, progress=progress)
-    return replace(figures, drains=replace(figures.drains, versions=figures.drains.versions | versions))
+    drains = replace(figures.drains, versions=figures.drains.versions | versions)
+    return PeerFigures(replace(figures, drains=drains), absent)
 
 
-async def on_server(dsn: str | None, **arguments: Any) -> FireFigures:
+async def set_up(courses: Sequence[PeerCourse], absent: dict[str, str]) -> dict[str, str]:
+    """The versions of the peers that have their tables; the others are noted as absent."""
+    versions = {}
+    for course in courses:
+        try:
+            versions[course.peer.name] = await course.setup()
+        except (CronTicksError, asyncpg.PostgresError) as error:
+            absent[course.peer.name] = f"its tables can't be made: {error}"
+    return versions
+
+
+async def on_server(dsn: str | None, **arguments: Any) -> PeerFigures:
     """On the given server, without pg_cron, or on one for this run alone."""
     if dsn is not None:
         return await measure(dsn, cron=False, **arguments)
@@ -129,16 +150,17 @@ def main(
     with reported_errors(), shown_steps() as steps:
         load_settings(dsn)  # sets the logs up
         check_plot_file(plot)
-        steps("installing the peers")
+        steps.say("installing the peers")
         python = install_peers("fire_peers", "firing_requirements.txt")
         install()
         sizes = list(dict.fromkeys(burst or SIZES))
-        figures = run(partial(on_server, dsn, python=python, sizes=sizes, rounds=rounds, progress=steps))
-    show_results(PeerFigures(figures, left_out(dsn)), as_json=as_json, plot=plot)
+        found = run(partial(on_server, dsn, python=python, sizes=sizes, rounds=rounds, progress=steps))
+    figures = replace(found, absent=without_pg_cron(dsn) | found.absent)
+    show_results(figures, as_json=as_json, plot=plot)
 
 
-def left_out(dsn: str | None) -> dict[str, str]:
-    """Who, and why."""
+def without_pg_cron(dsn: str | None) -> dict[str, str]:
+    """Why it is left out, if it is."""
     if dsn is not None:
         return {PG_CRON.name: "it needs a server with its library loaded, which there is without --dsn"}
     return {} if has_pg_cron() else {PG_CRON.name: f"Debian's package {PACKAGES[-1]} is not installed"}

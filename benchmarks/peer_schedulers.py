@@ -13,28 +13,31 @@ import anyio
 import asyncpg
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from cron_ticks.cli.bench.bursts import Burst, burst_of
+from cron_ticks.cli.bench.bursts import Burst, NotReadyError, burst_of
 from cron_ticks.cli.bench.machine import LONGEST_LINE
 from cron_ticks.errors import CronTicksError
 
 LONGEST_SECONDS = 120.0  # after the instant; who isn't ready by then is shown with what it had fired
 START_SECONDS = 60.0
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 2.0  # the rows themselves say when they were made
 LAST_LOOK_SECONDS = 1.0  # for what fires twice
 LEAD_SECONDS = 8.0
-READY_PER_SECOND = 400  # schedules: how many more seconds large ones get to stand
+READY_PER_SECOND = 400  # schedules: so many more seconds a large number gets, to be ready before the instant
+STARTED_PER_SECOND = 100  # so many more until it is given up
 ATTEMPTS = 3
 QUIET = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 
+ROWS = "SELECT count(*) FROM {table}"
 FIRED = "SELECT count(DISTINCT schedule) FROM ({fired}) AS firing"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A scheduler: its program, and a query that says which schedule fired when, from the rows that firing makes."""
+    """A scheduler: its program, the table where a firing makes a row, and which schedule fired when, from such rows."""
 
     name: str
+    table: str
     fired: str
     script: str | None = None  # None: it lives in the server
     processes: int = 2
@@ -42,15 +45,17 @@ class Peer:
 
 
 PEERS = (
-    Peer("APScheduler", "SELECT schedule_id AS schedule, fired_at FROM jobs", "apscheduler_firing.py"),
+    Peer("APScheduler", "jobs", "SELECT schedule_id AS schedule, fired_at FROM jobs", "apscheduler_firing.py"),
     Peer(
         "PgQueuer",
+        "pgqueuer",
         "SELECT convert_from(payload, 'UTF8') AS schedule, created AS fired_at FROM pgqueuer",
         "pgqueuer_firing.py",
         whole_minutes=True,
     ),
     Peer(
         "Procrastinate",
+        "procrastinate_jobs",
         "SELECT args ->> 'n' AS schedule, at AS fired_at "
         "FROM procrastinate_jobs AS job JOIN procrastinate_events AS event ON event.job_id = job.id "
         "WHERE event.type = 'deferred'",
@@ -58,13 +63,18 @@ PEERS = (
     ),
 )
 
-PG_CRON = Peer("pg_cron", "SELECT schedule, fired_at FROM fired", processes=1, whole_minutes=True)
+PG_CRON = Peer("pg_cron", "fired", "SELECT schedule, fired_at FROM fired", processes=1, whole_minutes=True)
 
 # Jobs of every day at that minute, each of which writes a row.
 MAKE_CRON_JOBS = """
 SELECT count(cron.schedule('schedule-' || number, $2, format('INSERT INTO fired (schedule) VALUES (%L)', number)))
 FROM generate_series(1, $1::int) AS number
 """
+
+
+def start_seconds(schedules: int) -> float:
+    """How long a peer may take to store them, and each process to stand."""
+    return START_SECONDS + schedules / STARTED_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -81,14 +91,23 @@ class PeerCourse:
         return str((await self._ask("setup"))["version"])
 
     async def burst(self, schedules: int) -> Burst:
-        """What came out; with more time to get ready, if it was not ready at the instant."""
+        """What came out; NotReadyError if it can't stand with so many schedules, or falls."""
+        try:
+            return await self._burst(schedules)
+        except TimeoutError:
+            raise NotReadyError(f"it took more than {start_seconds(schedules):.0f} s to start") from None
+        except (CronTicksError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise NotReadyError(str(error)) from error
+
+    async def _burst(self, schedules: int) -> Burst:
+        """With more time to get ready, if it was not ready at the instant."""
         for attempt in range(ATTEMPTS):
             due = await self._due(timedelta(seconds=(LEAD_SECONDS + schedules / READY_PER_SECOND) * 2**attempt))
             async with self.running(schedules, due):
                 if await self._now() < due - QUIET:
                     await self._watch(schedules, due)
                     return await burst_of(self.connection, self.peer.fired, schedules, due)
-        raise CronTicksError(f"{self.peer.name} was never ready in time for {schedules} schedules")
+        raise CronTicksError(f"{schedules:,} schedules never stood before they were due")
 
     async def _due(self, lead: timedelta) -> datetime:
         """In whole seconds, or minutes."""
@@ -106,33 +125,42 @@ class PeerCourse:
         """Until all have fired, or for long enough."""
         await anyio.sleep((due - await self._now()).total_seconds())
         with anyio.move_on_after(LONGEST_SECONDS):
-            while await self.connection.fetchval(FIRED.replace("{fired}", self.peer.fired)) < schedules:  # noqa: ASYNC110
+            while not await self._all_fired(schedules):  # noqa: ASYNC110 - nobody tells us when it has
                 await anyio.sleep(LOOK_SECONDS)
         await anyio.sleep(LAST_LOOK_SECONDS)
+
+    async def _all_fired(self, schedules: int) -> bool:
+        """A cheap count while it goes on; which of them are doubled is asked when there are enough."""
+        if await self.connection.fetchval(ROWS.replace("{table}", self.peer.table)) < schedules:
+            return False
+        return bool(await self.connection.fetchval(FIRED.replace("{fired}", self.peer.fired)) >= schedules)
 
     @asynccontextmanager
     async def running(self, schedules: int, due: datetime) -> AsyncIterator[None]:
         """Scheduler processes that stand."""
         options = ("--schedules", str(schedules), "--due", due.isoformat())
-        await self._ask("prepare", *options)
+        longest = start_seconds(schedules)
+        with anyio.fail_after(longest):
+            await self._ask("prepare", *options)
         async with AsyncExitStack() as stack:
             for _ in range(self.peer.processes):
-                await stack.enter_async_context(self._process(*options))
+                await stack.enter_async_context(self._process(longest, *options))
             yield
 
     @asynccontextmanager
-    async def _process(self, *options: str) -> AsyncIterator[None]:
+    async def _process(self, longest: float, *options: str) -> AsyncIterator[None]:
+        """One that has said that it stands."""
         with tempfile.TemporaryFile() as errors:
             process = await anyio.open_process(self._command("run", *options), stderr=errors)
             try:
                 output: Any = process.stdout
-                with anyio.fail_after(START_SECONDS):
+                with anyio.fail_after(longest):
                     await BufferedByteReceiveStream(output).receive_until(b"ready\n", LONGEST_LINE)
                 yield
-            except (anyio.IncompleteRead, anyio.EndOfStream, TimeoutError):
+            except (anyio.IncompleteRead, anyio.EndOfStream):
                 errors.seek(0)
                 said = errors.read().decode(errors="replace")[-2000:]
-                raise CronTicksError(f"{self.peer.name} does not start:\n{said}") from None
+                raise CronTicksError(f"it does not start: {said}") from None
             finally:
                 process.kill()
                 with anyio.CancelScope(shield=True):
@@ -141,7 +169,7 @@ class PeerCourse:
     async def _ask(self, command: str, *options: str) -> dict[str, Any]:
         result = await anyio.run_process(self._command(command, *options), check=False, stderr=subprocess.PIPE)
         if result.returncode != 0:
-            raise CronTicksError(f"{self.peer.name}: {command} failed:\n{result.stderr.decode()[-2000:]}")
+            raise CronTicksError(f"{command} failed: {result.stderr.decode()[-2000:]}")
         answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
         return answer
 
@@ -165,8 +193,9 @@ class PgCronCourse(PeerCourse):
     async def running(self, schedules: int, due: datetime) -> AsyncIterator[None]:
         """Jobs that the server knows; none are left in the end. It reads times in GMT, unless it is set otherwise."""
         await self.connection.execute("TRUNCATE fired, cron.job_run_details")
-        await self.connection.fetch(MAKE_CRON_JOBS, schedules, f"{due:%M %H * * *}")
         try:
+            with anyio.fail_after(start_seconds(schedules)):
+                await self.connection.fetch(MAKE_CRON_JOBS, schedules, f"{due:%M %H * * *}")
             yield
         finally:
             with anyio.CancelScope(shield=True):

@@ -1,6 +1,7 @@
 """`cron-ticks bench`: that it measures what it says, not how fast it is here."""
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from cron_ticks import preview
 from cron_ticks.cli.bench import calendar, fire
 from cron_ticks.cli.bench.fire_tables import open_tables
-from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OWN_CONTENDERS, Course, Figures
+from cron_ticks.cli.bench.rounds import LEVEL_CONTENDERS, MEASURES, OWN_CONTENDERS, Contender, Course, Figures
 from cron_ticks.errors import CronTicksError
 from support.processes import Processes
 
@@ -115,6 +116,25 @@ async def test_a_process_that_can_not_start_says_why(dsn: str) -> None:
         course = fire.Course("cron_ticks", dsn.replace("/test_", "/no_test_"), tables)
         with pytest.raises(CronTicksError, match=r"(?s)ended too early.*Check the DSN"):
             await course.drain(2000, 1)
+
+
+# A contender that handles another number of messages than it got.
+MISCOUNTING = """
+import json, sys
+if sys.argv[1] == "consume":
+    print("ready", flush=True)
+    sys.stdin.readline()
+    sys.stdin.readline()
+print(json.dumps({"messages": 100, "seconds": 1, "left": 0, "handled": HANDLED, "start": 0, "last": 1}))
+"""
+
+
+@pytest.mark.parametrize("handled", [99, 101])
+async def test_messages_that_were_not_each_handled_once_are_an_error(handled: int) -> None:
+    program = MISCOUNTING.replace("HANDLED", str(handled))
+    contender = Contender("one", (sys.executable, "-c", program))
+    with pytest.raises(CronTicksError, match=f"one handled {handled} messages, and there were 100"):
+        await Course(contender, "postgresql://nowhere").consume(100, 1)
 
 
 def test_lateness_is_shown_beside_the_rates() -> None:

@@ -55,6 +55,31 @@ async def test_the_snapshot_keeps_what_is_deleted_from_being_removed(dsn: str, c
         assert await vacuumed() == 0
 
 
+async def test_a_snapshot_that_was_not_held_to_the_end_is_an_error(dsn: str, connection: Any) -> None:
+    """As idle_in_transaction_session_timeout would end it."""
+    ours = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    with pytest.raises(CronTicksError, match="the old snapshot was not held to the end"):
+        async with held_snapshot(dsn):
+            assert await connection.fetchval(f"SELECT count(pg_terminate_backend(pid)) FROM ({ours}) AS held") == 1
+
+
+@pytest.mark.parametrize(
+    ("rounds", "says"),
+    [
+        (1, "1 round: not for publication"),
+        (4, "Median of 4 rounds (lowest to highest): not for publication"),
+        (5, "Median of 5 rounds (lowest to highest)."),
+    ],
+)
+def test_few_rounds_are_not_for_publication(rounds: int, says: str) -> None:
+    figures = BloatFigures({}, {}, {}, 1000, 7, rounds)
+    plot = figures.plot()
+    assert plot is not None
+    assert says.rstrip(".") in plot.caption
+    assert says in str(figures.table().caption)
+    assert ("not for publication" in plot.caption) == (rounds < 5)
+
+
 def test_slices_are_cut_where_the_processes_together_were() -> None:
     reports = {0: [(1.0, 0), (2.0, 50), (4.0, 150)], 1: [(1.5, 0), (3.0, 50)]}
     assert slice_rates(reports, 1.0, 200, 2) == [pytest.approx(100 / 2), pytest.approx(100 / 1)]
@@ -73,7 +98,7 @@ def test_what_is_left_is_the_last_slices_by_the_first() -> None:
     drains = {"messages, 1 process": {"held": [drain, other]}}
     figures = BloatFigures(drains, {"cron_ticks": "1"}, {}, 1000, 7, 2)
     cells = [list(column.cells) for column in figures.table().columns]
-    assert cells == [["messages, 1 process: held"], ["10"], ["8"], ["0.80 (0.60 to 1.00)"], ["617"]]
+    assert cells == [["messages, 1 process: held"], ["1,000"], ["10"], ["8"], ["0.80 (0.60 to 1.00)"], ["617"]]
     plot = figures.plot()
     assert plot is not None
     bar = plot.groups["messages, 1 process"]["held"]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cron_ticks.cli.bench import fire
-from cron_ticks.cli.bench.bursts import Burst, BurstFigures, burst_of, with_processes
-from cron_ticks.cli.bench.fire_processes import CHANNEL
+from cron_ticks.cli.bench.bursts import Burst, BurstFigures, NotReadyError, burst_of, with_processes
+from cron_ticks.cli.bench.fire_processes import CHANNEL, floors
 from cron_ticks.cli.bench.fire_tables import BURST, BURST_EVERY, Tables, open_tables
+from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.rounds import Figures
 from cron_ticks.errors import CronTicksError
 from support.processes import Processes
@@ -99,6 +100,32 @@ async def test_a_burst_of_which_something_is_missing_is_an_error(dsn: str) -> No
             await tables.burst(100, due, due + timedelta(seconds=1))
 
 
+async def test_one_lost_and_one_doubled_is_an_error_though_the_totals_are_right(dsn: str) -> None:
+    message = (
+        "INSERT INTO queue_messages (id, queue_name, payload, schedule_id, scheduled_for) VALUES ($1, 'q', '1', $2, $3)"
+    )
+    async with open_tables(dsn) as tables:
+        now = await tables.now()
+        for number, (schedule, fired) in enumerate([("a", "a"), ("b", "a")]):
+            await tables.connection.execute(RUN, schedule, now, now, "x")
+            await tables.connection.execute(message, f"msg_{number}", fired, now)
+        with pytest.raises(CronTicksError, match="of 2 ticks not each became one message"):
+            await tables.drain_rate(2, now - timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("ticks", [100, 1001, 1500])
+def test_the_bare_statement_looks_from_the_last_tick_that_it_took_and_never_higher(ticks: int) -> None:
+    step = timedelta(microseconds=250)
+    moments = [DUE + number * step for number in range(ticks)]
+    for number, floor in enumerate(floors(moments[0], moments[-1], ticks, 500)):
+        last_taken = moments[max(0, number * 500 - 1)]
+        assert last_taken - step <= floor <= last_taken
+
+
+def test_in_a_burst_the_bare_statement_looks_from_the_instant() -> None:
+    assert set(floors(DUE, DUE, 1500, 500)) == {DUE}
+
+
 async def test_the_schedules_of_a_burst_have_no_jitter(dsn: str) -> None:
     async with open_tables(dsn) as tables:
         due = await tables.now() + timedelta(seconds=30)
@@ -166,6 +193,46 @@ def test_a_peer_that_fired_nothing_has_no_ratio() -> None:
     figures = figures_of(dead=[burst(10, fired=0), burst(10, fired=0)])
     assert figures.ratios(100, "dead") == [0, 0]
     assert figures.to_best_peer(100) == [0, 0]
+
+
+def test_a_peer_that_was_not_ready_in_some_round_keeps_the_others() -> None:
+    figures = figures_of(slow=[burst(10)], fast=[burst(5), burst(10)])
+    assert figures.ratios(100, "slow") == pytest.approx([20])
+    assert figures.to_best_peer(100) == pytest.approx([20, 60])
+    assert figures.as_json()["100"]["contenders"]["slow"]["fired"] == [100]
+
+
+async def test_who_is_not_ready_is_left_out_and_the_run_goes_on(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    async def never() -> Burst:
+        calls.append("never")
+        raise NotReadyError("it can't have so many")
+
+    async def once() -> Burst:
+        calls.append("once")
+        if calls.count("once") > 1:
+            raise NotReadyError("it fell")
+        return burst(10)
+
+    async def ours(*_: object) -> Burst:
+        return burst(100)
+
+    monkeypatch.setattr(fire.Course, "burst", ours)
+    measure = fire.burst_measure(100, [fire.Turn("never", never), fire.Turn("once", once)])
+    with shown_steps() as steps:
+        figures = await fire.run_fire_rounds(
+            dsn, measures=[measure], load=fire.Load(0, 0, 0, [100]), rounds=3, progress=steps
+        )
+    report = figures.as_json()
+    assert report["left_out"] == {
+        "never, burst of 100": "not ready in round 1: it can't have so many",
+        "once, burst of 100": "not ready in round 2: it fell",
+    }
+    assert set(report["bursts"]["100"]["contenders"]) == {*OURS, *BARE, "once"}
+    assert [len(figures.bursts.bursts[100][name]) for name in ("once", OURS[0])] == [1, 3]
+    assert not {"ticks", "measures"} & set(report)
+    assert (calls.count("never"), calls.count("once")) == (1, 2)
 
 
 def test_the_table_says_what_is_missing_or_doubled() -> None:

@@ -8,13 +8,27 @@ import pytest
 from rich.console import Console
 
 from cron_ticks.cli.bench import fire
+from cron_ticks.cli.bench.bloat_figures import BloatFigures
+from cron_ticks.cli.bench.machine import describe_machine, described
 from cron_ticks.cli.bench.plot import Bar, Plot, bar_of, shown, svg
 from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.rounds import Figures
 from support.processes import Processes
 
 SPACE = "{http://www.w3.org/2000/svg}"
-MACHINE = {"processor": "a <fast> one", "cores": 2, "python": "3.11", "postgresql": "18.4", "durable": True}
+MACHINE = {
+    "processor": "a <fast> one",
+    "cores": 2,
+    "memory_bytes": 8 * 2**30,
+    "python": "3.11",
+    "postgresql": "18.4",
+    "durable": True,
+    "server_settings": {"shared_buffers": "128MB", "max_wal_size": "1GB", "synchronous_commit": "on", "fsync": "on"},
+}
+SAID = (
+    "a <fast> one, 2 cores, 8.0 GiB of memory, Python 3.11, PostgreSQL 18.4, which waits for the disk, "
+    "shared_buffers 128MB, max_wal_size 1GB"
+)
 
 
 def drawn(plot: Plot) -> ElementTree.Element:
@@ -77,13 +91,28 @@ def test_a_bar_is_the_median_and_the_range() -> None:
     assert bar_of([3.0, 1.0, 2.0]) == Bar(2.0, 1.0, 3.0)
 
 
-def test_a_plot_says_on_which_machine() -> None:
+def test_a_plot_and_a_table_say_on_which_machine() -> None:
     rates = {"drain, 1 process": {"cron_ticks": [10.0, 8.0], "bare SQL": [10.0, 12.0]}}
     figures = Figures(rates, {"cron_ticks": "1", "bare SQL": "1"}, MACHINE, 2000)
-    plot = fire.FireFigures(figures, [], fire.Load(2000, 1000, 20), 2).plot()
+    shown = fire.FireFigures(figures, [], fire.Load(2000, 1000, 20), 2)
+    plot = shown.plot()
     assert plot is not None
     assert plot.groups == {"drain, 1 process": {"cron_ticks": Bar(9, 8, 10), "bare SQL": Bar(11, 10, 12)}}
-    assert "a <fast> one, 2 cores, Python 3.11, PostgreSQL 18.4, which waits for the disk" in plot.caption
+    assert SAID in plot.caption
+    bloat = BloatFigures({}, {}, MACHINE, 1000, 6, 5)
+    for table in (shown.table(), figures.table(), bloat.table()):
+        assert SAID in str(table.caption)
+
+
+def test_where_nobody_says_how_much_memory_there_is_it_is_left_out() -> None:
+    assert "2 cores, Python 3.11" in described(MACHINE | {"memory_bytes": None})
+
+
+async def test_the_machine_is_described_with_the_settings_of_the_server(dsn: str) -> None:
+    machine = await describe_machine(dsn)
+    assert machine["memory_bytes"] > 2**20
+    assert set(machine["server_settings"]) == {"shared_buffers", "max_wal_size", "synchronous_commit", "fsync"}
+    assert machine["durable"] == (machine["server_settings"]["fsync"] == "on")
 
 
 def test_the_bar_shows_steps_done_of_all() -> None:

@@ -1,6 +1,6 @@
 """APScheduler 4, which is a pre-release, with schedules and jobs in PostgreSQL.
 
-"The guide" is docs/userguide.rst of the 4.0 line in APScheduler's repository.
+What is said about it here stands in the package that is installed: its README (METADATA) and its docstrings.
 """
 
 from collections.abc import AsyncIterator
@@ -35,9 +35,10 @@ async def job() -> None:
 async def opened(dsn: str) -> AsyncIterator[AsyncScheduler]:
     """Open a scheduler that makes jobs and runs none.
 
-    The data store is the one for PostgreSQL, on asyncpg, and the event broker is PostgreSQL's too: the guide wants one
-    that is shared as soon as there is more than one scheduler. Of the two for PostgreSQL the one on psycopg measured
-    about twice as fast here as the one on asyncpg, or more. Everything else is as it is by default.
+    The data store is the one for PostgreSQL, on asyncpg, and the event broker is PostgreSQL's too: event brokers are
+    "needed in scenarios with multiple schedulers" (README), and the default one, LocalEventBroker, is "not suitable for
+    multi-node or multiprocess use cases" (its docstring). Of the two for PostgreSQL the one on psycopg measured about
+    twice as fast here as the one on asyncpg, or more. Everything else is as it is by default.
     """
     engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://", 1))
     store = SQLAlchemyDataStore(engine)
@@ -76,7 +77,7 @@ class ApschedulerFiring:
 
     @asynccontextmanager
     async def running(self, dsn: str, _schedules: int, _due: datetime) -> AsyncIterator[None]:
-        """Run it in the background, as the guide shows."""
+        """Run it in the background: start_in_background() returns when it has started."""
         async with opened(dsn) as scheduler:
             await scheduler.start_in_background()
             yield

@@ -14,6 +14,7 @@ from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.errors import CronTicksError
 
 EDGE = 3  # slices at the beginning, and at the end, that are compared
+ENOUGH_ROUNDS = 5  # for figures that others will read
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ class BloatFigures:
         """For people: the speed at the beginning and in the end, and the ratio."""
         caption = (
             f"a second, median of the first and of the last {EDGE} of {self.slices} slices; what was left: last by "
-            f"first. Median of {self.rounds} rounds (lowest to highest)"
+            f"first. {_said(self.rounds)}. {described(self.machine)}"
         )
         table = Table(title="cron-ticks bench bloat", caption=caption, box=box.SIMPLE_HEAD)
         table.add_column("")
-        for heading in ("first", "last", "what was left", "dead rows"):
+        for heading in ("count", "first", "last", "what was left", "dead rows"):
             table.add_column(heading, justify="right")
         for measure, by_contender in self.drains.items():
             for name, drains in by_contender.items():
@@ -86,8 +87,14 @@ class BloatFigures:
             measure: {name: bar_of([drain.ratio for drain in drains]) for name, drains in by_contender.items()}
             for measure, by_contender in self.drains.items()
         }
-        caption = f"Median and range of {self.rounds} rounds of {self.count:,}. {described(self.machine)}."
+        caption = f"{_said(self.rounds)}; {self.count:,} at the most. {described(self.machine)}."
         return Plot("cron-ticks bench bloat", "last slices by first slices", groups, caption=caption)
+
+
+def _said(rounds: int) -> str:
+    """What the figures are, and whether they are enough."""
+    median = f"Median of {rounds} rounds (lowest to highest)" if rounds > 1 else "1 round"
+    return median if rounds >= ENOUGH_ROUNDS else f"{median}: not for publication"
 
 
 def _shown(drains: Sequence[Drain]) -> dict[str, Any]:
@@ -107,6 +114,7 @@ def _shown(drains: Sequence[Drain]) -> dict[str, Any]:
 
 def _cells(drains: Sequence[Drain]) -> Iterable[str]:
     ratios = [drain.ratio for drain in drains]
+    yield f"{drains[0].count:,}"
     yield f"{statistics.median(drain.first for drain in drains):,.0f}"
     yield f"{statistics.median(drain.last for drain in drains):,.0f}"
     yield f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -104,10 +104,11 @@ async def fire_in_slices(dsn: str, count: int, processes: int, slices: int, *, h
         now = await tables.now()
         await tables.make_schedules(count // slices, every=EVERY, start=now, spread=DUE_SINCE, made=1)
         await connection.execute("VACUUM (ANALYZE)")
-        async with held_snapshot(dsn, held=held), _workers(dsn, processes) as workers:
-            rates = [await _fire(connection, workers, (number + 1) * (count // slices)) for number in range(slices)]
-        await _check(connection, count // slices * slices)
-        return Drain(count // slices * slices, rates, await dead_rows(connection))
+        async with held_snapshot(dsn, held=held):
+            async with _workers(dsn, processes) as workers:
+                rates = [await _fire(connection, workers, (number + 1) * (count // slices)) for number in range(slices)]
+            await _check(connection, count // slices * slices)
+            return Drain(count // slices * slices, rates, await dead_rows(connection))
     finally:
         await connection.close()
 

@@ -1,5 +1,6 @@
 """Bursts: many schedules fall due at the same instant. What became of them, contender by contender."""
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from cron_ticks.cli.bench.plot import Bar, bar_of
+from cron_ticks.errors import CronTicksError
 
 OURS, BARE = "cron_ticks", "bare SQL"
 
@@ -26,6 +28,10 @@ SELECT count(*) AS fired, coalesce(sum(firings), 0)::bigint - count(*) AS double
     coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY late), 0) AS p99_ms, coalesce(max(late), 0) AS max_ms
 FROM first
 """
+
+
+class NotReadyError(CronTicksError):
+    """A contender was not ready when its schedules were due, or can't have so many: a result, and no end of the run."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def with_processes(name: str, processes: int) -> str:
 
 @dataclass(frozen=True)
 class BurstFigures:
-    """Bursts by size, then by contender, one per round."""
+    """Bursts by size, then by contender, one per round; fewer of one that was not ready in some round."""
 
     bursts: Mapping[int, Mapping[str, Sequence[Burst]]]
     processes: Mapping[str, int]  # of each contender
@@ -73,18 +79,14 @@ class BurstFigures:
     def ratios(self, size: int, name: str) -> list[float]:
         """Ours by the contender's, in each round: ours with as many processes as it has."""
         ours = self._rates(size, with_processes(OURS, self.processes[name]))
-        return [our / theirs if theirs else 0.0 for our, theirs in zip(ours, self._rates(size, name), strict=True)]
+        return [our / theirs if theirs else 0.0 for our, theirs in zip(ours, self._rates(size, name), strict=False)]
 
     def to_best_peer(self, size: int) -> list[float]:
         """Ours with two processes by the best of the others in that round, the bare statement apart."""
         peers = [name for name in self.bursts[size] if not name.startswith((OURS, BARE))]
-        if not peers:
-            return []
-        best = [max(rates) for rates in zip(*(self._rates(size, name) for name in peers), strict=True)]
-        return [
-            our / theirs if theirs else 0.0
-            for our, theirs in zip(self._rates(size, with_processes(OURS, 2)), best, strict=True)
-        ]
+        best = map(max, itertools.zip_longest(*(self._rates(size, name) for name in peers), fillvalue=0.0))
+        ours = self._rates(size, with_processes(OURS, 2))
+        return [our / theirs if theirs else 0.0 for our, theirs in zip(ours, best, strict=False)]
 
     def as_json(self) -> dict[str, Any]:
         """Each value, with the median and the range."""

@@ -23,7 +23,7 @@ from rich import box
 from rich.table import Table
 
 import cron_ticks
-from cron_ticks.cli.bench.bursts import BARE, OURS, Burst, BurstFigures, with_processes
+from cron_ticks.cli.bench.bursts import BARE, OURS, Burst, BurstFigures, NotReadyError, with_processes
 from cron_ticks.cli.bench.fire_tables import BURST_EVERY, Tables, open_tables
 from cron_ticks.cli.bench.firers import (
     WORKER,
@@ -206,11 +206,14 @@ class FireFigures:
     load: Load
     rounds: int
     bursts: BurstFigures = field(default_factory=lambda: BurstFigures({}, {}))
+    left_out: Mapping[str, str] = field(default_factory=dict)  # who was not ready for what, and why
 
     def as_json(self) -> dict[str, Any]:
         """Each value, with the median and the range."""
         found = self.drains.as_json()
-        shown = {name: found[name] for name in ("machine", "versions", "measures")} | {"ticks": self.load.ticks}
+        shown = {name: found[name] for name in ("machine", "versions")}
+        if self.drains.rates:
+            shown |= {"measures": found["measures"], "ticks": self.load.ticks}
         if self.bursts.bursts:
             shown["bursts"] = self.bursts.as_json()
         if self.steady:
@@ -223,6 +226,8 @@ class FireFigures:
                     for name, values in self._lateness().items()
                 },
             }
+        if self.left_out:
+            shown["left_out"] = dict(self.left_out)
         return shown
 
     def table(self) -> Table:
@@ -239,7 +244,7 @@ class FireFigures:
     def _rates_table(self) -> Table:
         caption = (
             f"drain: ticks a second from due to enqueued; steady: lateness. Median of {self.rounds} rounds "
-            "(lowest to highest); ratio: ours to theirs, per round"
+            f"(lowest to highest); ratio: ours to theirs, per round. {described(self.drains.machine)}"
         )
         table = self.drains.fill(Table(title="cron-ticks bench fire", caption=caption, box=box.SIMPLE_HEAD))
         for name, values in self._lateness().items():
@@ -251,7 +256,7 @@ class FireFigures:
         table = self.bursts.table()
         table.caption = (
             f"a second: schedules by the lateness of the last. Median of {self.rounds} rounds, below it the range; "
-            "ratio: ours with as many processes to theirs, per round"
+            f"ratio: ours with as many processes to theirs, per round. {described(self.drains.machine)}"
         )
         return table
 
@@ -283,21 +288,40 @@ async def run_fire_rounds(
         courses = [await stack.enter_async_context(_course(dsn, name, levels.get(name))) for name in names]
         turns = {measure.name: measure.turns(courses, load) for measure in measures}
         progress.expect(rounds * sum(map(len, turns.values())))
-        results: dict[str, dict[str, list[Any]]] = {
-            name: {turn.contender: [] for turn in found} for name, found in turns.items()
-        }
-        for number in range(rounds):
-            for name, found in turns.items():
-                for turn in found[number % len(found) :] + found[: number % len(found)]:
-                    progress(f"round {number + 1} of {rounds}: {name}: {turn.contender}")
-                    results[name][turn.contender].append(await turn.run())
+        results, left_out = await _run_turns(turns, rounds, progress)
         machine = await describe_machine(dsn)
     drains = {name: found for name, found in results.items() if name.startswith("drain")}
     figures = Figures(drains, dict.fromkeys(names, cron_ticks.__version__), machine, load.ticks)
-    bursts = {measure.burst: results[measure.name] for measure in measures if measure.burst is not None}
+    bursts = {
+        measure.burst: {name: found for name, found in results[measure.name].items() if found}
+        for measure in measures
+        if measure.burst is not None
+    }
     processes = {turn.contender: turn.processes for found in turns.values() for turn in found}
     steady = results.get("steady", {}).get(OURS, [])
-    return FireFigures(figures, steady, load, rounds, BurstFigures(bursts, processes))
+    return FireFigures(figures, steady, load, rounds, BurstFigures(bursts, processes), left_out)
+
+
+async def _run_turns(
+    turns: Mapping[str, list[Turn]], rounds: int, progress: Steps
+) -> tuple[dict[str, dict[str, list[Any]]], dict[str, str]]:
+    """What came out by measure and contender, and who was left out from some round on, because it was not ready."""
+    results: dict[str, dict[str, list[Any]]] = {
+        name: {turn.contender: [] for turn in found} for name, found in turns.items()
+    }
+    left_out: dict[str, str] = {}
+    for number in range(rounds):
+        for name, found in turns.items():
+            for turn in found[number % len(found) :] + found[: number % len(found)]:
+                progress(f"round {number + 1} of {rounds}: {name}: {turn.contender}")
+                label = f"{turn.contender}, {name}"
+                if label in left_out:
+                    continue
+                try:
+                    results[name][turn.contender].append(await turn.run())
+                except NotReadyError as error:
+                    left_out[label] = f"not ready in round {number + 1}: {error}"
+    return results, left_out
 
 
 @asynccontextmanager

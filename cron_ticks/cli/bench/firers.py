@@ -1,7 +1,6 @@
 """Processes that fire ticks: how they are started, what they say, and the wait for it."""
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -28,9 +27,9 @@ WORKER = ("cron_ticks.cli", "worker", "--app", f"{PROCESSES}:worker", "--while-s
 
 
 def bare_command(dsn: str, ticks: int, processes: int, *, until_due: bool = False) -> tuple[str, ...]:
-    """A module and its arguments: the bare statement, as often as needed, when told or when the ticks are due."""
+    """A module and its arguments: the bare statement for a share of the ticks, when told or when they are due."""
     begins = ("--until-due",) if until_due else ()
-    return (PROCESSES, dsn, str(BATCH), str(math.ceil(ticks / BATCH / processes)), *begins)
+    return (PROCESSES, dsn, str(BATCH), str(ticks), str(processes), *begins)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,15 @@ import anyio
 import asyncpg
 from anyio.abc import Process
 
+from cron_ticks.cli.bench.usage import memory_of_machine
 from cron_ticks.errors import DatabaseUnavailableError
 from cron_ticks.settings import PREFIX, Settings
 
 LONGEST_LINE = 65_536
+
+# The settings of a server that move figures most.
+SERVER_SETTINGS = ("shared_buffers", "max_wal_size", "synchronous_commit", "fsync")
+READ_SETTINGS = "SELECT name, current_setting(name) AS setting FROM unnest($1::text[]) AS name"
 
 
 @asynccontextmanager
@@ -70,18 +75,19 @@ async def describe_machine(dsn: str) -> dict[str, Any]:
     connection = await asyncpg.connect(dsn)
     try:
         server = await connection.fetchval("SHOW server_version")
-        durable = await connection.fetchval(
-            "SELECT current_setting('fsync') = 'on' AND current_setting('synchronous_commit') = 'on'"
-        )
+        rows = await connection.fetch(READ_SETTINGS, SERVER_SETTINGS)
+        settings = {row["name"]: row["setting"] for row in rows}
     finally:
         await connection.close()
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "memory_bytes": memory_of_machine(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "postgresql": server,
-        "durable": durable,
+        "durable": settings["fsync"] == settings["synchronous_commit"] == "on",
+        "server_settings": settings,
     }
 
 
@@ -90,9 +96,12 @@ def described(machine: Mapping[str, Any]) -> str:
     if not machine:
         return ""
     disk = "which waits for the disk" if machine["durable"] else "which does not wait for the disk"
+    memory = f"{machine['memory_bytes'] / 2**30:.1f} GiB of memory, " if machine["memory_bytes"] else ""
+    settings = machine["server_settings"]
     return (
-        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
-        f"PostgreSQL {machine['postgresql']}, {disk}"
+        f"{machine['processor']}, {machine['cores']} cores, {memory}Python {machine['python']}, "
+        f"PostgreSQL {machine['postgresql']}, {disk}, shared_buffers {settings['shared_buffers']}, "
+        f"max_wal_size {settings['max_wal_size']}"
     )
 
 

@@ -95,8 +95,8 @@ class Course:
         await self.send_many(messages)
         _, answers = await self._consumed_during(processes, messages, "left", "--watch")
         handled = sum(answer["handled"] for answer in answers)
-        if handled < messages:
-            raise CronTicksError(f"{self.contender.name} handled {handled} of {messages} messages")
+        if handled != messages:
+            raise CronTicksError(f"{self.contender.name} handled {handled} messages, and there were {messages}")
         last = max(answer["last"] for answer in answers if answer["last"] is not None)
         return float(messages / (last - min(answer["start"] for answer in answers)))
 
@@ -183,7 +183,8 @@ class Figures:
     def table(self) -> Table:
         """For people: the median with the range, and our ratio to it."""
         caption = (
-            f"messages a second, median of {self.rounds} rounds (lowest to highest); ratio: ours to theirs, per round"
+            f"messages a second, median of {self.rounds} rounds (lowest to highest); ratio: ours to theirs, per round. "
+            f"{described(self.machine)}"
         )
         return self.fill(Table(title="cron-ticks bench queue", caption=caption, box=box.SIMPLE_HEAD))
 
