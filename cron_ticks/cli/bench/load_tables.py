@@ -196,7 +196,7 @@ ANY_DUE = "SELECT EXISTS (SELECT FROM cron_ticks WHERE sink = $2 AND turn = 0 AN
 SIZES = """
 SELECT name, sum(pg_table_size(stat.relid))::bigint AS table_bytes,
     sum(pg_indexes_size(stat.relid))::bigint AS index_bytes,
-    sum(n_dead_tup)::bigint AS dead_rows
+    sum(n_live_tup)::bigint AS rows, sum(n_dead_tup)::bigint AS dead_rows
 FROM unnest($1::text[]) AS name
 JOIN pg_stat_all_tables AS stat ON stat.relid = name::regclass
     OR stat.relid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = name::regclass)
