@@ -125,7 +125,9 @@ class TickFirer:
         self._passed_at = now
         self._known = {turn: now + wait.total_seconds() for turn, wait in due_in.items() if wait > timedelta(0)}
         sleep = seconds_to_sleep(due_in, self._settings, hears=self._hears(), taken=taken)
-        return max(sleep, self._settings.ticker_interval_ms / 2000) if crowded else sleep
+        if crowded:
+            return max(sleep, self._settings.ticker_interval_ms / 2000)
+        return min(sleep, max(self._floors.sweep_in, self._settings.ticker_interval_ms / 1000))
 
     async def _ask(self) -> dict[int, timedelta]:
         return await self._cron.next_due_in(self._sink.name, floors=self._floors)

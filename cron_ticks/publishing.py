@@ -120,7 +120,8 @@ class Publisher:
             if leased.found < self._sink.batch_size:
                 due_in = await self._cron.next_due_in(self._sink.name, floors=self._floors)
                 wanted = {turn: wait for turn, wait in due_in.items() if turn <= self._last_turn()}
-                return seconds_to_sleep(wanted, self._settings, hears=self._hears(), taken=leased.found)
+                sleep = seconds_to_sleep(wanted, self._settings, hears=self._hears(), taken=leased.found)
+                return min(sleep, max(self._floors.sweep_in, self._settings.ticker_interval_ms / 1000))
         return math.inf
 
     def _last_turn(self) -> int:

@@ -1,5 +1,6 @@
 """TickFloors: below which no tick of a sink was pending, by turn and priority, as far as one process knows."""
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -29,6 +30,7 @@ class TickFloors:
     def __init__(self) -> None:
         self.sweeps = Sweeps()
         self._floors = list(NO_FLOORS)
+        self._swept = True  # the last look was a sweep
         self._reached = list(NO_FLOORS)  # by what is being fired: what somebody else had locked may lie below
 
     @property
@@ -39,6 +41,11 @@ class TickFloors:
         return [None if floor is None else floor - MARGIN for floor in self._floors]
 
     @property
+    def sweep_in(self) -> float:
+        """How many seconds until a look has to come that the last one was not."""
+        return math.inf if self._swept else self.sweeps.due_in
+
+    @property
     def known(self) -> bool:
         """Whether there are any."""
         return any(floor is not None for floor in self._floors)
@@ -47,8 +54,9 @@ class TickFloors:
         """Of each priority, while a turn is being fired."""
         return self._reached[turn * PRIORITIES : (turn + 1) * PRIORITIES]
 
-    def note(self, floors: Sequence[datetime | None]) -> None:
+    def note(self, floors: Sequence[datetime | None], *, swept: bool = False) -> None:
         """What the database said."""
+        self._swept = swept
         self._floors = list(floors)
         self._reached = list(floors)
 

@@ -76,9 +76,10 @@ class TickRepository(GenerationRepository):
         """How long until a sink's next tick is due, per turn; not positive if one is now. `floors` learn from it."""
         known = TickFloors() if floors is None else floors
         rows = await self._sweep(known, sink, now) if known.sweeps.due else None
+        swept = rows is not None
         if rows is None:
             rows = await self.database.fetch(tick_sql.NEXT_DUE_IN, now, sink, list(known.all))
-        known.note([row["floor"] for row in rows])
+        known.note([row["floor"] for row in rows], swept=swept)
         found: dict[int, timedelta] = {}
         for turn, due_in, _ in rows:
             if due_in is not None:

@@ -1,6 +1,7 @@
 """What must not stop managers and tickers: clocks that were wrong, tokens that are gone, sweeps that take too long."""
 
 import asyncio
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -136,3 +137,14 @@ def test_late_ticks_that_are_put_behind_are_found_at_once() -> None:
     assert list(floors.all[4:]) == [None] * 8
     assert list(floors.reached(2)) == [None] * 4
     assert floors.all[0] is not None
+
+
+async def test_who_could_not_look_from_the_beginning_does_so_soon(database: Database) -> None:
+    """A tick that is committed late, below the floor, must not wait until the ticker has nothing better to do."""
+    engine = Engine(database, NOW)
+    floors = TickFloors()
+    await engine.repository.next_due_in("queue", floors=floors)
+    assert floors.sweep_in == math.inf
+    floors.sweeps.rest(0.5)
+    await engine.repository.next_due_in("queue", floors=floors)
+    assert 5 < floors.sweep_in <= 10
