@@ -57,13 +57,18 @@ async def test_the_snapshot_keeps_what_is_deleted_from_being_removed(dsn: str, c
 
 async def test_a_snapshot_that_was_not_held_to_the_end_is_an_error(dsn: str, connection: Any) -> None:
     """As idle_in_transaction_session_timeout would end it."""
-    ours = "FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
     with pytest.raises(CronTicksError, match="the old snapshot was not held to the end"):
         async with held_snapshot(dsn):
-            while not await connection.fetchval(f"SELECT count(pg_terminate_backend(pid)) {ours}"):
-                pass
-            while await connection.fetchval(f"SELECT EXISTS (SELECT {ours})"):
-                pass
+            await end_the_holder(connection)
+
+
+async def end_the_holder(connection: Any) -> None:
+    """And wait until it has ended."""
+    ours = "FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    while not await connection.fetchval(f"SELECT count(pg_terminate_backend(pid)) {ours}"):
+        pass
+    while await connection.fetchval(f"SELECT EXISTS (SELECT {ours})"):
+        pass
 
 
 @pytest.mark.parametrize(
