@@ -25,13 +25,13 @@ async def held_snapshot(dsn: str, *, held: bool = True) -> AsyncIterator[None]:
         if held:
             await _check_held(connection)
     finally:
-        await connection.close()
+        connection.terminate()  # it may be lost already
 
 
 async def _check_held(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     try:
         await connection.execute("SELECT 1")
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise CronTicksError(f"the old snapshot was not held to the end: {error}") from error
     if not connection.is_in_transaction():
         raise CronTicksError("the old snapshot was not held to the end: its transaction is over")
