@@ -20,7 +20,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.rows import DueTick, FiredTick
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink
-from cron_ticks.tick_floors import PRIORITIES, TickFloors
+from cron_ticks.tick_floors import OF_A_TURN, TickFloors
 
 log = structlog.get_logger("cron_ticks.firing")
 
@@ -111,7 +111,7 @@ class TickFirer:
         if not due_in:
             due_in = await self._ask()
             if due_in.get(DUE_NOW, timedelta(0)) < -timedelta(seconds=self._settings.missed_after_seconds):
-                await self._catch_up(self._sink.name, self._floors.all[:PRIORITIES])
+                await self._catch_up(self._sink.name, self._floors.all[:OF_A_TURN])
                 self._floors.forget_late()
                 due_in = await self._ask()
         due = [turn for turn, wait in due_in.items() if wait <= timedelta(0)]

@@ -17,7 +17,7 @@ from cron_ticks.missing import Occurrence, paced_of, record_missed, settle_late
 from cron_ticks.occurrences import MICROSECOND, CatchUp, MakingUp, Plan, plan
 from cron_ticks.rows import Beat, LateTick, NeedingTicks, Planned, needing_ticks
 from cron_ticks.settings import LONGEST_IDLE_SECONDS, SLOTS, Settings
-from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
+from cron_ticks.tick_floors import NONE_OF_A_TURN
 
 MOST_TICKS_AT_ONCE = 1000  # per schedule and transaction of a manager
 MOST_TICKS_AHEAD = 4  # up to the horizon
@@ -192,7 +192,7 @@ class GenerationRepository(LeaseRepository):
         sink: str,
         *,
         limit: int,
-        floors: Sequence[datetime | None] = NO_FLOORS[:PRIORITIES],
+        floors: Sequence[datetime | None] = NONE_OF_A_TURN,
         now: datetime | None = None,
     ) -> list[str]:
         """Schedules with ticks of a sink that nobody fired in time."""

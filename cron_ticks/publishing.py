@@ -23,7 +23,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.rows import DeliveredTick, LeasedTick
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import DEADLINE, OutsideSink, RejectTick, UnknownOutcome
-from cron_ticks.tick_floors import PRIORITIES, TickFloors
+from cron_ticks.tick_floors import OF_A_TURN, TickFloors
 
 log = structlog.get_logger("cron_ticks.publishing")
 
@@ -115,7 +115,7 @@ class Publisher:
                 self._batches.append(batch)
                 self._tasks.start_soon(self._deliver, batch)
             if leased.late:
-                await self._catch_up(self._sink.name, self._floors.all[:PRIORITIES])
+                await self._catch_up(self._sink.name, self._floors.all[:OF_A_TURN])
                 self._floors.forget_late()
             if leased.found < self._sink.batch_size:
                 due_in = await self._cron.next_due_in(self._sink.name, floors=self._floors)

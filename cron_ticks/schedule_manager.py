@@ -18,7 +18,7 @@ from cron_ticks.repository import CronRepository
 from cron_ticks.rows import Beat, NeedingTicks, Planned
 from cron_ticks.settings import SLOTS, Settings
 from cron_ticks.sweeps import DEADLINE_SECONDS, Sweeps
-from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
+from cron_ticks.tick_floors import NONE_OF_A_TURN
 
 log = structlog.get_logger("cron_ticks.schedule_manager")
 
@@ -103,17 +103,17 @@ class ScheduleManager:
         begun = time.monotonic()
         beat = await self._beat()
         course = Pass(beat, self._repository.calendars(beat))
-        while course.floors:
+        taken = 0  # of a dead manager's shards: they need a pass of their own
+        while course.floors and not taken:
             await self._make_batch(course)
-            if time.monotonic() >= self._beat_at and (await self._beat()).taken:
-                break  # what a dead manager had needs a pass of its own
-        else:
+            taken = (await self._beat()).taken if time.monotonic() >= self._beat_at else 0
+        if not taken:
             self._floors = dict.fromkeys(self._floors, beat.until)
         if course.schedules:
             lookahead = self._settings.lookahead_seconds
             log.info("ticks_generated", ticks=course.ticks, schedules=course.schedules, lookahead=lookahead)
         next_backfill = await self._backfiller.run_once() if beat.backfills else math.inf
-        if course.floors:
+        if taken:
             return 0.0
         interval = min(NEWCOMER_SECONDS, self._beat_interval) if self._new and self._shards else self._beat_interval
         return min(max(0.0, begun + interval - time.monotonic()), next_backfill)
@@ -123,7 +123,7 @@ class ScheduleManager:
         if self._shards:
             await self._repository.retire_manager(self._id, shards=self._shards)
 
-    async def catch_up(self, sink: str, floors: Sequence[datetime | None] = NO_FLOORS[:PRIORITIES]) -> None:
+    async def catch_up(self, sink: str, floors: Sequence[datetime | None] = NONE_OF_A_TURN) -> None:
         """Decide about a sink's ticks that nobody fired in time, as their schedules want, before one of them fires.
 
         For a moment only: what is due now must not wait for all of them. Whoever calls comes again.

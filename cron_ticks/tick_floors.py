@@ -5,13 +5,15 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from cron_ticks.checks import PRIORITIES
 from cron_ticks.sweeps import Sweeps
 
-PRIORITIES = 4
 TURNS = 3
-LEVELS = TURNS * PRIORITIES
+OF_A_TURN = len(PRIORITIES)
+LEVELS = TURNS * OF_A_TURN
 MARGIN = timedelta(seconds=1)  # what is due at once is committed a moment later, and somebody may have looked meanwhile
 NO_FLOORS: Sequence[datetime | None] = (None,) * LEVELS
+NONE_OF_A_TURN = NO_FLOORS[:OF_A_TURN]
 
 
 class Taken(Protocol):
@@ -52,7 +54,7 @@ class TickFloors:
 
     def reached(self, turn: int) -> Sequence[datetime | None]:
         """Of each priority, while a turn is being fired."""
-        return self._reached[turn * PRIORITIES : (turn + 1) * PRIORITIES]
+        return self._reached[turn * OF_A_TURN : (turn + 1) * OF_A_TURN]
 
     def note(self, floors: Sequence[datetime | None], *, swept: bool = False) -> None:
         """What the database said."""
@@ -63,12 +65,12 @@ class TickFloors:
     def note_taken(self, turn: int, taken: Iterable[Taken]) -> None:
         """A batch is gone, and it was the first of each priority."""
         for tick in taken:
-            level = turn * PRIORITIES + tick.priority
+            level = turn * OF_A_TURN + tick.priority
             reached = self._reached[level]
             if reached is None or tick.due_at > reached:
                 self._reached[level] = tick.due_at
 
     def forget_late(self) -> None:
         """What is late was put behind what is due now, at the time that it had."""
-        self._floors[PRIORITIES:] = NO_FLOORS[PRIORITIES:]
-        self._reached[PRIORITIES:] = NO_FLOORS[PRIORITIES:]
+        self._floors[OF_A_TURN:] = NO_FLOORS[OF_A_TURN:]
+        self._reached[OF_A_TURN:] = NO_FLOORS[OF_A_TURN:]

@@ -14,7 +14,7 @@ from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.rows import DueTick, FiredTick
 from cron_ticks.sinks import SameDatabaseSink
 from cron_ticks.sweeps import DEADLINE_SECONDS
-from cron_ticks.tick_floors import LEVELS, NO_FLOORS, PRIORITIES, TickFloors
+from cron_ticks.tick_floors import LEVELS, NO_FLOORS, NONE_OF_A_TURN, TickFloors
 
 log = structlog.get_logger("cron_ticks.tick_repository")
 
@@ -34,7 +34,7 @@ class TickRepository(GenerationRepository):
         turn: int = 0,
         now: datetime | None = None,
         due_until: datetime | None = None,
-        floors: Sequence[datetime | None] = NO_FLOORS[:PRIORITIES],
+        floors: Sequence[datetime | None] = NONE_OF_A_TURN,
     ) -> list[FiredTick]:
         """Turn due ticks into messages; fewer than `limit` means that nothing is left that was due at `due_until`."""
         arguments = (ticker_id, limit, now, due_until, sink.name, turn, self._missed_after, list(floors))
@@ -59,7 +59,7 @@ class TickRepository(GenerationRepository):
         now: datetime | None = None,
     ) -> list[FiredTick]:
         """Turn these into messages, if they are still there."""
-        floors = list(NO_FLOORS[:PRIORITIES])
+        floors = list(NONE_OF_A_TURN)
         arguments = (ticker_id, len(ids), now, due_until, sink.name, turn, self._missed_after, floors, list(ids))
         statement = firing_statement(sink, chosen=True, events=self._events)
         rows = await self._fetch(statement, *arguments, deadline_seconds=sink.deadline_seconds)

@@ -34,6 +34,13 @@ CREATE TABLE {schema}.cron_shards (
 ALTER TABLE {schema}.cron_ticks SET (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,
     autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 5000);
+ALTER TABLE {schema}.queue_messages SET (
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,
+    autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 5000);
 ALTER TABLE {schema}.cron_schedule_cursors SET (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_limit = 2000,
     autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 5000);
+
+-- A handful of rows that change all the time.
+ALTER TABLE {schema}.queue_tokens SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+ALTER TABLE {schema}.queue_workers SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

@@ -148,3 +148,39 @@ async def test_who_could_not_look_from_the_beginning_does_so_soon(database: Data
     floors.sweeps.rest(0.5)
     await engine.repository.next_due_in("queue", floors=floors)
     assert 5 < floors.sweep_in <= 10
+
+
+async def test_shards_taken_in_the_middle_of_a_pass_get_one_at_once(database: Database, connection: Any) -> None:
+    """Nobody else may take them any more, so they don't wait for the next interval."""
+    engine = Engine(database, NOW, manager_batch_size=1000)
+    for number in range(80):
+        await engine.declare(name=f"schedule {number}", every=60, jitter=None)
+    repository = engine.repository
+    await repository.add_shards(SHARDS)
+    for _ in range(2):
+        for name in ("ticker_a", "ticker_dead"):
+            assert (await repository.beat(name, shards=SHARDS)).shards > 0 or name == "ticker_dead"
+    manager = cron_ticks.schedule_manager.ScheduleManager(database, repository, engine.settings, manager_id="ticker_a")
+    engine.now += 20 * SECOND
+    await repository.beat("ticker_a", shards=SHARDS)
+    await manager.run_once()
+    lock, left = repository.lock_cursors, 1
+
+    async def lock_and_outlive(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            engine.now += 45 * SECOND
+            manager._beat_at = 0.0
+        return await lock(*arguments, **options)
+
+    repository.lock_cursors = lock_and_outlive  # type: ignore[method-assign]
+    engine.now += 5 * SECOND
+    await connection.execute("UPDATE cron_schedule_cursors SET next_tick_needed_at = $1", engine.now + SECOND)
+    assert await manager.run_once() == 0.0
+    assert await connection.fetchval("SELECT count(*) FROM cron_shards WHERE leased_by = 'ticker_a'") == SHARDS
+    assert await manager.run_once() > 0
+    until = engine.now + 60 * SECOND
+    assert not await connection.fetchval(
+        "SELECT count(*) FROM cron_schedule_cursors WHERE next_tick_needed_at < $1", until - 10 * SECOND
+    )

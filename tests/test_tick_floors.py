@@ -17,7 +17,7 @@ from cron_ticks.ids import new_tick_id
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.settings import SLOTS
 from cron_ticks.sweeps import Sweeps
-from cron_ticks.tick_floors import LEVELS, MARGIN, NO_FLOORS, PRIORITIES, TickFloors
+from cron_ticks.tick_floors import LEVELS, MARGIN, NO_FLOORS, OF_A_TURN, TickFloors
 from cron_ticks.tick_repository import firing_statement
 from support.moved_clock import Engine
 from support.rig import Rig, handling, rig
@@ -132,7 +132,7 @@ def test_what_was_taken_raises_the_floor_of_its_turn_and_priority_and_never_lowe
     floors = slow(TickFloors(), clock)
     floors.note_taken(1, [Gone(3, NOW), Gone(3, NOW + SECOND), Gone(0, NOW), Gone(3, NOW - SECOND)])
     expected: list[datetime | None] = [None] * LEVELS
-    expected[1 * PRIORITIES + 3], expected[1 * PRIORITIES + 0] = NOW + SECOND, NOW
+    expected[1 * OF_A_TURN + 3], expected[1 * OF_A_TURN + 0] = NOW + SECOND, NOW
     assert [floor for turn in range(3) for floor in floors.reached(turn)] == expected
 
 
@@ -210,13 +210,13 @@ async def test_ticks_that_have_fired_are_not_waded_through(
             database,
             size,
             {
-                "FIRE": (firing_statement(QUEUE_SINK), (*fire, floors[:PRIORITIES]), (*fire, none[:PRIORITIES])),
+                "FIRE": (firing_statement(QUEUE_SINK), (*fire, floors[:OF_A_TURN]), (*fire, none[:OF_A_TURN])),
                 "NEXT_DUE_IN": (tick_sql.NEXT_DUE_IN, (NOW, "queue", floors), (NOW, "queue", none)),
                 "LEASE": (lease_sql.LEASE_DUE_TICKS, (*lease, floors), (*lease, none)),
                 "LATE_SCHEDULES": (
                     missing_sql.LATE_SCHEDULES,
-                    (*late, floors[:PRIORITIES]),
-                    (*late, none[:PRIORITIES]),
+                    (*late, floors[:OF_A_TURN]),
+                    (*late, none[:OF_A_TURN]),
                 ),
             },
         )

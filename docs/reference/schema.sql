@@ -492,7 +492,8 @@ CREATE TABLE public.queue_messages (
     error_traceback text,
     exclusive boolean DEFAULT false NOT NULL,
     CONSTRAINT queue_messages_priority_check CHECK (((priority >= 0) AND (priority <= 3)))
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_limit='2000', autovacuum_analyze_scale_factor='0.2', autovacuum_analyze_threshold='5000');
 
 ALTER TABLE public.queue_messages ALTER COLUMN sequence ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME public.queue_messages_sequence_seq
@@ -512,7 +513,8 @@ CREATE TABLE public.queue_tokens (
     leased_at timestamp with time zone NOT NULL,
     leased_until timestamp with time zone NOT NULL,
     in_flight text[] DEFAULT '{}'::text[] NOT NULL
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 
 CREATE TABLE public.queue_workers (
     id text NOT NULL COLLATE pg_catalog."C",
@@ -520,7 +522,8 @@ CREATE TABLE public.queue_workers (
     asleep boolean NOT NULL,
     started_at timestamp with time zone NOT NULL,
     seen_at timestamp with time zone NOT NULL
-);
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 
 ALTER TABLE ONLY public.execution_events ATTACH PARTITION public.execution_events_20261116 FOR VALUES FROM ('2026-11-16 00:00:00+00') TO ('2026-11-23 00:00:00+00');
 

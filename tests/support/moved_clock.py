@@ -14,7 +14,7 @@ from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import Schedule, ScheduleChanges, define_schedule, redefine_schedule
 from cron_ticks.settings import Settings
-from cron_ticks.tick_floors import NO_FLOORS, PRIORITIES
+from cron_ticks.tick_floors import NONE_OF_A_TURN
 from token_queue.queue_repository import QUEUE_SINK
 
 
@@ -66,7 +66,7 @@ class ClockedRepository(CronRepository):
         sink: str,
         *,
         limit: int,
-        floors: Sequence[datetime | None] = NO_FLOORS[:PRIORITIES],
+        floors: Sequence[datetime | None] = NONE_OF_A_TURN,
         now: datetime | None = None,
     ) -> list[str]:
         return await super().late_schedules(sink, limit=limit, floors=floors, now=now or self.instant)

@@ -29,7 +29,7 @@ from cron_ticks.firing import DUE_NOW
 from cron_ticks.ids import new_ticker_id
 from cron_ticks.listener import TICKS_NOTICE
 from cron_ticks.settings import Settings
-from cron_ticks.tick_floors import PRIORITIES
+from cron_ticks.tick_floors import OF_A_TURN
 from cron_ticks.tick_repository import firing_statement
 from token_queue import QueueManager
 from token_queue.queue_repository import QUEUE_SINK
@@ -105,9 +105,9 @@ async def fire_bare(dsn: str, batch: int, ticks: int, processes: int, *, until_d
         if until_due:
             await asyncio.sleep(await connection.fetchval(DUE_IN))
         for floor in known_floors(span, ticks, batch, processes):
-            await statement.executemany([(*common, [floor] * PRIORITIES)])
+            await statement.executemany([(*common, [floor] * OF_A_TURN)])
         while await connection.fetchval(ANY_LEFT):
-            await statement.executemany([(*common, [None] * PRIORITIES)])
+            await statement.executemany([(*common, [None] * OF_A_TURN)])
         say("all_fired")
         say("ticks_fired", ticks=await connection.fetchval(FIRED_BY, ticker_id))
         await reader.read()
