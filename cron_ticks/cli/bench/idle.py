@@ -20,7 +20,6 @@ from cron_ticks.cli.bench.load_apps import COUNTED
 from cron_ticks.cli.bench.load_tables import LoadTables, Made
 from cron_ticks.cli.bench.loads import (
     LEAST_WIDTH,
-    MEGABYTE,
     Course,
     Progress,
     after,
@@ -32,6 +31,7 @@ from cron_ticks.cli.bench.machine import describe_machine, described
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
 from cron_ticks.cli.bench.progress import Steps, within
+from cron_ticks.cli.bench.usage import MEGABYTE
 from cron_ticks.errors import CronTicksError
 
 DAY = timedelta(days=1)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from cron_ticks.cli.bench import failover, generate, idle, steady
-from cron_ticks.cli.bench.loads import parse_sizes, server_settings
+from cron_ticks.cli.bench.loads import parse_sizes
+from cron_ticks.cli.bench.machine import server_settings
 from cron_ticks.cli.bench.progress import shown_steps
 from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds, Shown, check_plot_file, on_server, show_results
 from cron_ticks.cli.common import Json, load_settings, reported_errors, run
@@ -128,5 +129,5 @@ def _show(measure: Callable[..., Awaitable[Shown]], dsn: str | None, plot: Path 
         settings = load_settings(dsn)
         check_plot_file(plot)
         server = server_settings() if dsn is None else {}
-        figures = run(on_server, settings, dsn, partial(measure, server=server, progress=steps), server)
+        figures = run(on_server, settings, dsn, partial(measure, server=server, progress=steps))
     show_results(figures, as_json=as_json, plot=plot)

@@ -12,7 +12,6 @@ import anyio
 from cron_ticks.audit_repository import AuditRepository
 from cron_ticks.cli.bench.load_tables import LoadTables, open_load_tables
 from cron_ticks.cli.bench.machine import fresh_database, settings_with
-from cron_ticks.cli.bench.usage import memory_of_machine
 from cron_ticks.database import open_database
 from cron_ticks.errors import CronTicksError, InvalidInputError
 from cron_ticks.migrator import migrate
@@ -22,7 +21,6 @@ from token_queue.doubled import find_doubled
 Progress = Callable[[str], None]
 Item = TypeVar("Item")
 
-MEGABYTE = 1024 * 1024
 LEAST_WIDTH = 80  # of a table, for the sake of its caption
 SET_UP_PER_SECOND = 12_000  # schedules that are written, at the least
 STEP_SECONDS = 1.0  # between two words of progress
@@ -30,18 +28,6 @@ LOOK_SECONDS = 0.3  # between two looks for something of which nobody tells us
 LOOKAHEAD_SECONDS = float(Settings.model_fields["lookahead_seconds"].default)
 POLL_SECONDS = Settings.model_fields["ticker_interval_ms"].default / 1000
 FILLED_PER_SECOND = 2000  # ticks of the first window, at the least
-
-
-def server_settings() -> dict[str, str]:
-    """What whoever runs a server for such a load sets. Nothing of it is about durability."""
-    memory = memory_of_machine()
-    shared = {} if memory is None else {"shared_buffers": f"{max(128, memory // MEGABYTE // 4)}MB"}
-    return shared | {
-        "max_wal_size": "8GB",
-        "min_wal_size": "1GB",
-        "checkpoint_timeout": "15min",
-        "wal_compression": "on",
-    }
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 from anyio.abc import Process
 
-from cron_ticks.cli.bench.usage import memory_of_machine
+from cron_ticks.cli.bench.usage import MEGABYTE, memory_of_machine
 from cron_ticks.errors import DatabaseUnavailableError
 from cron_ticks.settings import PREFIX, Settings
 
@@ -112,3 +112,15 @@ def _processor() -> str:
         return platform.processor()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.machine()
+
+
+def server_settings() -> dict[str, str]:
+    """What whoever runs a server for thousands of ticks a second sets. Nothing of it is about durability."""
+    memory = memory_of_machine()
+    shared = {} if memory is None else {"shared_buffers": f"{max(128, memory // MEGABYTE // 4)}MB"}
+    return shared | {
+        "max_wal_size": "8GB",
+        "min_wal_size": "1GB",
+        "checkpoint_timeout": "15min",
+        "wal_compression": "on",
+    }

@@ -2,15 +2,15 @@
 
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from cron_ticks.cli.bench.machine import server_settings
 from cron_ticks.cli.bench.plot import Plot, svg
 from cron_ticks.cli.common import REPORT_WIDTH, reported_errors
 from cron_ticks.embedded import embedded_server, use_embedded
@@ -30,7 +30,6 @@ PlotFile = Annotated[
     Path | None,
     typer.Option("--plot", help="Also draw the figures into this file, which ends in .svg.", show_default=False),
 ]
-AS_IT_COMES: Mapping[str, str] = MappingProxyType({})
 
 
 class Shown(Protocol):
@@ -73,12 +72,11 @@ async def on_server(
     settings: Settings,
     dsn: str | None,
     measure: Callable[[str], Awaitable[Figures]],
-    server: Mapping[str, str] = AS_IT_COMES,
 ) -> Figures:
-    """Measure on the server that was named, or on an embedded one with these settings, for this run alone."""
+    """Measure on the server that was named, or on an embedded one for this run alone, set as for a load."""
     if dsn is not None:
         return await measure(dsn)
     with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
         own = settings.model_copy(update={"embedded_data_dir": Path(folder) / "server"})
-        async with use_embedded(embedded_server(own, dict(server))) as running:
+        async with use_embedded(embedded_server(own, server_settings())) as running:
             return await measure(running.dsn)

@@ -18,7 +18,6 @@ from cron_ticks.cli.bench.load_apps import CONSUMING, FIRING, HANDLED
 from cron_ticks.cli.bench.load_tables import LoadTables, Made
 from cron_ticks.cli.bench.loads import (
     LEAST_WIDTH,
-    MEGABYTE,
     Course,
     Progress,
     after,
@@ -34,6 +33,7 @@ from cron_ticks.cli.bench.machine import describe_machine, described
 from cron_ticks.cli.bench.plot import Plot, bar_of
 from cron_ticks.cli.bench.pods import Pod, pods
 from cron_ticks.cli.bench.progress import Steps, within
+from cron_ticks.cli.bench.usage import MEGABYTE
 from cron_ticks.errors import CronTicksError
 
 MINUTE = timedelta(minutes=1)

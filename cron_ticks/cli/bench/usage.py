@@ -7,6 +7,8 @@ from pathlib import Path
 PROCESSES = Path("/proc")
 PARENT, OWN_TIME, CHILDREN_TIME = 1, slice(11, 13), slice(13, 15)  # of `stat`, counted from after the program's name
 
+MEGABYTE = 1024 * 1024
+
 
 @dataclass(frozen=True)
 class Usage:
