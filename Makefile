@@ -6,7 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check format wheel-smoke schema-snapshot system-packages clean
+.PHONY: help run test soak check format wheel-smoke schema-snapshot figures system-packages clean
 
 help:
 	@echo "make run [ARGS=...]   the product on an embedded PostgreSQL: cron-ticks up ARGS"
@@ -16,6 +16,7 @@ help:
 	@echo "make format           rewrite files as the formatter wants them"
 	@echo "make wheel-smoke      the built wheel in an empty environment"
 	@echo "make schema-snapshot  rewrite docs/reference/schema.sql after adding a migration"
+	@echo "make figures          take all published figures anew: some hours on a quiet machine"
 
 # Made anew when the project's dependencies change; a half-made or too old one is replaced.
 $(VENV)/.installed: pyproject.toml
@@ -54,6 +55,10 @@ wheel-smoke: $(VENV)/.installed
 
 schema-snapshot: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/test_schema_snapshot.py --update-snapshot
+
+figures: $(VENV)/.installed
+	$(BIN)/python benchmarks/publish.py run
+	$(BIN)/python benchmarks/publish.py write
 
 clean:
 	rm -rf $(VENV) dist .cache

@@ -1,0 +1,220 @@
+"""The published figures: `python benchmarks/publish.py run [NAME ...]` measures, `write` makes the pages of it.
+
+`run` takes one measurement after the other, some hours in all, on a machine that does nothing else. What each command
+printed is kept as it is, as JSON and as a picture, in `docs/reference/figures/`. `write` makes
+`docs/reference/figures.md` and the table in `README.md` of these files, and of nothing else; a test compares them.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from figure_tables import (
+    Json,
+    bloat_table,
+    burst_table,
+    failover_table,
+    generate_table,
+    idle_table,
+    rates_table,
+    steady_table,
+)
+from headlines import headlines
+
+from cron_ticks.cli.bench.machine import described
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "figures.md"
+KEPT = PAGE.with_suffix("")
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+OPENING = """# Figures
+
+Made by `benchmarks/publish.py` of what the commands printed; the JSON of each, with every round, is in
+[figures/](figures/). [Benchmarks](../../benchmarks/README.md) says how each one measures. A cell has the median of the
+rounds, and the lowest and the highest. Figures of one table were taken in turn in one run, so compare these; another
+machine, or another hour, has others. To take all of them on yours, which is some hours of a machine that does nothing
+else:
+
+```sh
+make figures
+```
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A command whose result is published."""
+
+    name: str
+    title: str
+    said: str
+    command: str
+    tables: tuple[Callable[[Json], str], ...]
+
+    @property
+    def results(self) -> Path:
+        """What it printed."""
+        return KEPT / f"{self.name}.json"
+
+    @property
+    def picture(self) -> Path:
+        """What it drew."""
+        return KEPT / f"{self.name}.svg"
+
+    def load(self) -> dict[str, Any]:
+        """What it found."""
+        found: dict[str, Any] = json.loads(self.results.read_text(encoding="utf-8"))
+        return found
+
+    def run(self) -> None:
+        """Take it again; what was kept stays until it is done."""
+        program, *arguments = self.command.split()
+        start = ["-m", "cron_ticks.cli"] if program == "cron-ticks" else [str(ROOT / arguments.pop(0))]
+        drawn = self.picture.with_suffix(".new.svg")
+        command = [sys.executable, *start, *arguments, "--json", "--plot", str(drawn)]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603 - our own
+        self.results.write_text(json.dumps(json.loads(printed), indent=1) + "\n", encoding="utf-8")
+        drawn.replace(self.picture)
+
+    def section(self) -> str:
+        """Of the page."""
+        found = self.load()
+        tables = "\n\n".join(made(found) for made in self.tables)
+        parts = (
+            f"## {self.title}",
+            self.said,
+            f"```sh\n{self.command}\n```",
+            tables,
+            f"![{self.title}](figures/{self.name}.svg)",
+            f"{described(found['machine'])}.\n",
+        )
+        return "\n\n".join(parts)
+
+
+MEASURED = (
+    Measured(
+        "peers",
+        "Many schedules fall due at once, beside other schedulers",
+        "The rate is the number of schedules by the lateness of the last.",
+        "python benchmarks/fire_peers.py --rounds 5",
+        (burst_table,),
+    ),
+    Measured(
+        "fire",
+        "Firing, beside the bare statement",
+        "A drain: ticks that are due already. A burst: ticks that fall due at the same instant.",
+        "cron-ticks bench fire --rounds 5",
+        (rates_table, burst_table),
+    ),
+    Measured(
+        "steady",
+        "100,000 schedules of one minute",
+        "Two workers with the default settings; messages are made and not consumed.",
+        "cron-ticks bench steady --schedules 100000 --minutes 2 --rounds 5",
+        (steady_table,),
+    ),
+    Measured(
+        "consumed",
+        "100,000 schedules of one minute, and a consumer",
+        "The same, and a third worker that consumes what is made.",
+        "cron-ticks bench steady --schedules 100000 --minutes 2 --consume --rounds 5",
+        (steady_table,),
+    ),
+    Measured(
+        "million",
+        "1,000,000 schedules of one minute",
+        "Two workers with `CRON_TICKS_HORIZON_SECONDS=240`; [Scale](../explanation/scale.md) says what that does.",
+        "cron-ticks bench steady --schedules 1000000 --minutes 2 --horizon 240 --rounds 5",
+        (steady_table,),
+    ),
+    Measured(
+        "generate",
+        "Making ticks",
+        "A pass should cost what is due, however many schedules there are.",
+        "cron-ticks bench generate --rounds 5",
+        (generate_table,),
+    ),
+    Measured(
+        "idle",
+        "A worker with nothing to do",
+        "It should cost the same among few schedules and among very many.",
+        "cron-ticks bench idle --rounds 5",
+        (idle_table,),
+    ),
+    Measured(
+        "failover",
+        "One of two workers is killed",
+        "By `kill -9`, under a load. Allowed: the poll of 100 ms and the run's p99; outside also the lease of 10 s.",
+        "cron-ticks bench failover --rounds 5",
+        (failover_table,),
+    ),
+    Measured(
+        "bloat-ticks",
+        "A long transaction elsewhere: ticks",
+        "Nothing that is done with can be removed while it lasts. What was left is the speed in the end by that at the "
+        "beginning. `none held` is the control: tables and indexes that grow from nothing slow it down too.",
+        "cron-ticks bench bloat --count 1000000 --only ticks --rounds 5",
+        (bloat_table,),
+    ),
+    Measured(
+        "bloat-messages",
+        "A long transaction elsewhere: messages",
+        "The same for messages that are consumed.",
+        "cron-ticks bench bloat --count 1000000 --only messages --rounds 5",
+        (bloat_table,),
+    ),
+)
+
+
+app = typer.Typer(add_completion=False, help=__doc__)
+Names = Annotated[list[str] | None, typer.Argument(help="Which; default: all.", show_default=False)]
+
+
+@app.command("run")
+def run_those(names: Names = None) -> None:
+    """Measure, one after the other, and keep what was printed."""
+    known = {measured.name: measured for measured in MEASURED}
+    if unknown := set(names or ()) - set(known):
+        raise typer.BadParameter(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    KEPT.mkdir(exist_ok=True)
+    for name in names or known:
+        typer.echo(f"{name}: {known[name].command}", err=True)
+        known[name].run()
+
+
+@app.command("write")
+def write_pages() -> None:
+    """Make the pages of what is kept."""
+    page, readme = pages()
+    PAGE.write_text(page, encoding="utf-8")
+    README.write_text(readme, encoding="utf-8")
+
+
+@app.command("check")
+def check_pages() -> None:
+    """Whether the pages are those of what is kept."""
+    if pages() != (PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")):
+        typer.echo(
+            "figures.md or README.md is not what the kept figures say: python benchmarks/publish.py write", err=True
+        )
+        raise typer.Exit(1)
+
+
+def pages() -> tuple[str, str]:
+    """The page of figures, and README with its table."""
+    page = "\n".join([OPENING, *(measured.section() for measured in MEASURED)])
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    shown = headlines({measured.name: measured.load() for measured in MEASURED})
+    return page, f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    app()
