@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 
+from cron_ticks.cli.bench.machine import server_settings
 from cron_ticks.embedded import EmbeddedServer, use_embedded
 from cron_ticks.errors import CronTicksError
 
@@ -68,7 +69,7 @@ def has_pg_cron() -> bool:
 async def debian_server() -> AsyncIterator[str]:
     """Its DSN; it is gone in the end."""
     with tempfile.TemporaryDirectory(prefix="cron_ticks_bench_") as folder:
-        server = EmbeddedServer(Path(folder) / "server", programs())
+        server = EmbeddedServer(Path(folder) / "server", programs(), server_settings=server_settings())
         await anyio.to_thread.run_sync(server.acquire)  # makes the data, to which settings are added
         if has_pg_cron():
             with (server.cluster.data / "postgresql.conf").open("a") as settings:

@@ -33,6 +33,8 @@ EVENTS = {
 SPREAD = (0.8, 1.0)  # of a pause, so that the tickers of many pods don't ask in step
 DUE_NOW, RETRY, CATCHING_UP = range(3)  # as the database numbers them
 CROWD = 2000  # ticks a second: more of them wait for each other a little, because a larger batch costs less per tick
+QUIET_SECONDS = 30.0  # without a firing; after that, one is rehearsed before the next tick is due
+REHEARSAL_SECONDS = 0.25  # before it
 RETRIES_AT_ONCE = 50  # what has failed may well fail again: then each costs some statements
 
 # What is the server's trouble and passes with it. A function of the user's may raise anything else.
@@ -98,6 +100,7 @@ class TickFirer:
         self._known: dict[int, float] = {}  # when a tick is due, per turn
         self._floors = TickFloors()
         self._passed_at = -math.inf
+        self._ready_until = math.inf if settings.transaction_pooler else -math.inf  # there, no plan is kept
 
     def reconsider(self) -> None:
         """What was known of the next tick may not hold any more: ask anew."""
@@ -123,11 +126,29 @@ class TickFirer:
         now = time.monotonic()
         crowded = taken > CROWD * (now - self._passed_at)
         self._passed_at = now
+        if taken:
+            self._ready_until = max(self._ready_until, now + QUIET_SECONDS)
         self._known = {turn: now + wait.total_seconds() for turn, wait in due_in.items() if wait > timedelta(0)}
         sleep = seconds_to_sleep(due_in, self._settings, hears=self._hears(), taken=taken)
         if crowded:
             return max(sleep, self._settings.ticker_interval_ms / 2000)
-        return min(sleep, max(self._floors.sweep_in, self._settings.ticker_interval_ms / 1000))
+        sleep = min(sleep, max(self._floors.sweep_in, self._settings.ticker_interval_ms / 1000))
+        return await self._rehearsed(sleep)
+
+    async def _rehearsed(self, sleep: float) -> float:
+        """How long to sleep until a tick is due, or until it is time to rehearse it after a quiet time.
+
+        The connection may be new by then, and the server has to plan the statement: a tick need not wait for that.
+        """
+        now = time.monotonic()
+        due_at = min(self._known.values(), default=math.inf)
+        if now < self._ready_until or now + sleep < due_at - REHEARSAL_SECONDS:
+            return sleep
+        if now < due_at - REHEARSAL_SECONDS:
+            return due_at - REHEARSAL_SECONDS - now
+        await self._cron.fire_due_ticks(self._sink, ticker_id=self._ticker_id, limit=0)
+        self._ready_until = max(self._ready_until, now + QUIET_SECONDS)
+        return max(0.0, now + sleep - time.monotonic())
 
     async def _ask(self) -> dict[int, timedelta]:
         return await self._cron.next_due_in(self._sink.name, floors=self._floors)

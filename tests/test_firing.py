@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cron_ticks.database import Database
-from cron_ticks.firing import RETRIES_AT_ONCE, TickFirer
+from cron_ticks.firing import REHEARSAL_SECONDS, RETRIES_AT_ONCE, TickFirer
 from cron_ticks.loops import Pause
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
@@ -69,7 +69,7 @@ class Bench:
         self.metrics = Metrics()
         self.fired: list[FiredTick] = []
 
-    def firer(self, ticker_id: str = "ticker_me") -> TickFirer:
+    def firer(self, ticker_id: str = "ticker_me", *, hears: bool = False) -> TickFirer:
         async def on_fired(fired: Sequence[FiredTick], *, more: bool) -> None:  # noqa: ARG001 - as the firer calls it
             self.fired += fired
 
@@ -80,6 +80,7 @@ class Bench:
             ticker_id=ticker_id,
             pause=Pause(),
             catch_up=ScheduleManager(self.cron.database, self.cron, self.settings).catch_up,
+            hears=lambda: hears,
             on_fired=on_fired,
             metrics=self.metrics,
         )
@@ -477,3 +478,39 @@ async def test_retries_that_fail_again_do_not_keep_back_the_catching_up(database
     await bench.run_once()
     assert await sent(connection, "function") == list(range(200, 205))
     assert {state[1] for state in (await states(connection)).values()} == {2}
+
+
+PLANNED = "SELECT count(*) FROM pg_prepared_statements WHERE ltrim(statement, E'\\n') LIKE 'WITH clock%DELETE FROM%'"
+
+
+async def test_after_a_quiet_time_a_firing_is_rehearsed_just_before_a_tick_is_due(
+    database: Database, connection: Any
+) -> None:
+    bench = await bench_of(database, connection, "queue")
+    firer = bench.firer(hears=True)
+    await put_in(bench, connection, 1, age=-10)
+    assert 9 < await firer.run_once() < 10 - REHEARSAL_SECONDS
+    assert await database.fetchval(PLANNED) == 0
+    await put_in(bench, connection, 1, first=1, age=-REHEARSAL_SECONDS)
+    assert await firer.run_once() <= REHEARSAL_SECONDS
+    assert await database.fetchval(PLANNED) == 1
+    assert await connection.fetchval("SELECT count(*) FROM cron_ticks") == 2
+    assert not bench.fired
+    await connection.execute("UPDATE cron_ticks SET due_at = statement_timestamp() WHERE id = 'tick_1'")
+    await firer.run_once()
+    assert len(bench.fired) == 1
+
+
+async def test_who_has_just_fired_rehearses_nothing(database: Database, connection: Any) -> None:
+    bench = await bench_of(database, connection, "queue")
+    firer = bench.firer(hears=True)
+    await put_in(bench, connection, 1)
+    await put_in(bench, connection, 1, first=1, age=-10)
+    assert 10 - REHEARSAL_SECONDS < await firer.run_once() < 10
+    assert len(bench.fired) == 1
+
+
+async def test_behind_a_pooler_there_is_nothing_to_rehearse(database: Database, connection: Any) -> None:
+    bench = await bench_of(database, connection, "queue", transaction_pooler=True)
+    await put_in(bench, connection, 1, age=-10)
+    assert 10 - REHEARSAL_SECONDS < await bench.firer(hears=True).run_once() < 10

@@ -6,7 +6,8 @@ it and how many ticks they have fired. For a burst the bare one sleeps until the
 Bare means: the very text that the product fires with, the queue's insert in it, by the same batch, prepared, one after
 the other on one connection that is set as the product's are. The rows that come back are received, but nobody makes
 Python objects of them or looks at them: `executemany()` drops them while they are bytes. So what is left of Python is a
-loop around one call, and one wait for the socket per batch.
+loop around one call, and one wait for the socket per batch. It is rehearsed with nothing to fire before it waits, as
+the product rehearses before a tick is due.
 
 The product looks only above the last tick that it took in the batch before. So does the bare one, though it does not
 see the rows: the ticks of a drain are evenly spread, so it knows beforehand how far it will be.
@@ -92,6 +93,7 @@ async def fire_bare(dsn: str, batch: int, ticks: int, processes: int, *, until_d
         await connection.execute("SELECT")  # ends the transaction that a prepare leaves open, with its locks
         ticker_id = new_ticker_id()
         common = (ticker_id, batch, None, None, QUEUE_SINK.name, DUE_NOW, MISSED_AFTER)
+        await statement.executemany([(ticker_id, 0, *common[2:], [None] * OF_A_TURN)])  # planned, as the product's is
         told = asyncio.Event()
 
         def note(*notice: object) -> None:
