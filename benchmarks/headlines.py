@@ -1,6 +1,7 @@
 """The table of README: what the published figures say in a line each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from figure_tables import Json, best_peer, of_values, ours, spread, table
 
@@ -11,17 +12,13 @@ Row = tuple[str, str]
 
 
 def headlines(found: Mapping[str, Json]) -> str:
-    """Of all published figures, by their names."""
-    rows = [
-        *(_burst(int(size), burst) for size, burst in found["peers"]["bursts"].items()),
-        *(_drain(found["fire"], measure) for measure in found["fire"]["measures"]),
-        *(_load(found[name]) for name in ("steady", "million")),
-        _pass(found["generate"]),
-        _idle(found["idle"]),
-        _kill(found["failover"]),
-        *(_bloat(found[f"bloat-{kind}"], kind) for kind in ("ticks", "messages")),
-    ]
+    """Of the published figures that are there, by their names."""
+    rows = [row for name, made in ROWS.items() if name in found for row in made(found[name])]
     return table(["what", "median of five rounds (range)"], rows, numbers=False)
+
+
+def _bursts(found: Json) -> list[Row]:
+    return [_burst(int(size), burst) for size, burst in found["bursts"].items()]
 
 
 def _burst(size: int, burst: Json) -> Row:
@@ -33,44 +30,47 @@ def _burst(size: int, burst: Json) -> Row:
     return f"{size:,} schedules fall due at the same instant, two processes", said
 
 
-def _drain(fire: Json, measure: str) -> Row:
-    results = fire["measures"][measure]
+def _drains(found: Json) -> list[Row]:
+    return [_drain(measure, results) for measure, results in found["measures"].items()]
+
+
+def _drain(measure: str, results: Json) -> Row:
     share = spread(of_values(results[BARE]["ratio_of_ours"]), ".2f")
     return f"due ticks into messages ({measure})", f"{spread(results[OURS])} a second: {share} of the bare statement"
 
 
-def _load(found: Json) -> Row:
+def _load(found: Json) -> list[Row]:
     [(size, load)] = found["loads"].items()
     said = (
         f"{'held' if load['held'] else '**not held**'}: {spread(load['per_second'])} ticks a second, "
         f"{_most(load, 'missed')} missed, {_most(load, 'duplicates')} doubled; lateness p50 "
         f"{spread(load['p50_ms'], unit=' ms')}, p99 {spread(load['p99_ms'], unit=' ms')}"
     )
-    return f"{int(size):,} schedules of one minute", said
+    return [(f"{int(size):,} schedules of one minute", said)]
 
 
-def _pass(found: Json) -> Row:
+def _pass(found: Json) -> list[Row]:
     fewest, *_, most = found["passes"]
     said = f"{spread(found['passes'][most]['ratio'], '.2f')} times as long as among {int(fewest):,}"
-    return f"making {found['due']:,} ticks among {int(most):,} schedules", said
+    return [(f"making {found['due']:,} ticks among {int(most):,} schedules", said)]
 
 
-def _idle(found: Json) -> Row:
+def _idle(found: Json) -> list[Row]:
     *_, (size, result) = found["sizes"].items()
     said = f"{spread(result['statements_per_second'], '.2f')} statements a second"
-    return f"a worker with nothing to do, among {int(size):,} schedules", said
+    return [(f"a worker with nothing to do, among {int(size):,} schedules", said)]
 
 
-def _kill(found: Json) -> Row:
+def _kill(found: Json) -> list[Row]:
     queue = found["variants"]["queue"]
     said = (
         f"{_most(queue, 'lost')} ticks lost, {_most(queue, 'duplicates')} doubled; the latest is "
         f"{spread(queue['worst_ms'], unit=' ms')} late"
     )
-    return "`kill -9` of one of two workers", said
+    return [("`kill -9` of one of two workers", said)]
 
 
-def _bloat(found: Json, kind: str) -> Row:
+def _bloat(found: Json, kind: str) -> list[Row]:
     one, two = (
         spread(result["ratio"], ".2f")
         for results in found["measures"].values()
@@ -78,9 +78,22 @@ def _bloat(found: Json, kind: str) -> Row:
         if HELD in name
     )
     said = f"{one} of the first speed is left with one process, {two} with two"
-    return f"{found['count']:,} {kind} while a session elsewhere holds an old snapshot", said
+    return [(f"{found['count']:,} {kind} while a session elsewhere holds an old snapshot", said)]
 
 
 def _most(result: Json, name: str) -> str:
     """In the worst round."""
     return f"{result[name]['highest']:,.0f}"
+
+
+ROWS: Mapping[str, Callable[[Json], list[Row]]] = {
+    "peers": _bursts,
+    "fire": _drains,
+    "steady": _load,
+    "million": _load,
+    "generate": _pass,
+    "idle": _idle,
+    "failover": _kill,
+    "bloat-ticks": partial(_bloat, kind="ticks"),
+    "bloat-messages": partial(_bloat, kind="messages"),
+}

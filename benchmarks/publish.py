@@ -1,8 +1,9 @@
 """The published figures: `python benchmarks/publish.py run [NAME ...]` measures, `write` makes the pages of it.
 
 `run` takes one measurement after the other, some hours in all, on a machine that does nothing else. What each command
-printed is kept as it is, as JSON and as a picture, in `docs/reference/figures/`. `write` makes
-`docs/reference/figures.md` and the table in `README.md` of these files, and of nothing else; a test compares them.
+printed is kept as it is, as JSON and as a picture, in `docs/reference/figures/`. `write` makes of these files, and of
+nothing else, `docs/reference/figures.md` and the tables between two marks in `README.md` and
+`docs/explanation/scale.md`; a test compares them.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from capacity import capacity
 from figure_tables import (
     Json,
     bloat_table,
@@ -32,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "figures.md"
 KEPT = PAGE.with_suffix("")
 README = ROOT / "README.md"
+SCALE = ROOT / "docs" / "explanation" / "scale.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 OPENING = """# Figures
@@ -83,9 +86,8 @@ class Measured:
         self.results.write_text(json.dumps(json.loads(printed), indent=1) + "\n", encoding="utf-8")
         drawn.replace(self.picture)
 
-    def section(self) -> str:
+    def section(self, found: Json) -> str:
         """Of the page."""
-        found = self.load()
         tables = "\n\n".join(made(found) for made in self.tables)
         parts = (
             f"## {self.title}",
@@ -192,28 +194,33 @@ def run_those(names: Names = None) -> None:
 @app.command("write")
 def write_pages() -> None:
     """Make the pages of what is kept."""
-    page, readme = pages()
-    PAGE.write_text(page, encoding="utf-8")
-    README.write_text(readme, encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
 
 
 @app.command("check")
 def check_pages() -> None:
     """Whether the pages are those of what is kept."""
-    if pages() != (PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")):
-        typer.echo(
-            "figures.md or README.md is not what the kept figures say: python benchmarks/publish.py write", err=True
-        )
-        raise typer.Exit(1)
+    for path, text in pages().items():
+        if path.read_text(encoding="utf-8") != text:
+            typer.echo(f"{path.name} is not what the kept figures say: python benchmarks/publish.py write", err=True)
+            raise typer.Exit(1)
 
 
-def pages() -> tuple[str, str]:
-    """The page of figures, and README with its table."""
-    page = "\n".join([OPENING, *(measured.section() for measured in MEASURED)])
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    shown = headlines({measured.name: measured.load() for measured in MEASURED})
-    return page, f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}"
+def pages() -> dict[Path, str]:
+    """All that show figures, of what has been taken."""
+    taken = [measured for measured in MEASURED if measured.results.exists()]
+    found = {measured.name: measured.load() for measured in taken}
+    return {
+        PAGE: "\n".join([OPENING, *(measured.section(found[measured.name]) for measured in taken)]),
+        README: _between_marks(README, headlines(found)),
+        SCALE: _between_marks(SCALE, capacity(found["million"])),
+    }
+
+
+def _between_marks(path: Path, tables: str) -> str:
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
