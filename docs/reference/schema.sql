@@ -657,7 +657,7 @@ CREATE INDEX queue_messages_dead_idx ON public.queue_messages USING btree (dlq_a
 
 CREATE UNIQUE INDEX queue_messages_dedupe_key ON public.queue_messages USING btree (queue_name, COALESCE(workspace_id, ''::text), dedupe_key) WHERE ((dedupe_key IS NOT NULL) AND (completed_at IS NULL) AND (dlq_at IS NULL));
 
-CREATE INDEX queue_messages_occurrence_idx ON public.queue_messages USING btree (schedule_id, scheduled_for) WHERE (schedule_id IS NOT NULL);
+CREATE INDEX queue_messages_occurrence_idx ON public.queue_messages USING btree (scheduled_for, schedule_id) WHERE (schedule_id IS NOT NULL);
 
 CREATE UNIQUE INDEX queue_messages_overlap_key ON public.queue_messages USING btree (schedule_id) WHERE (exclusive AND (COALESCE(completed_at, dlq_at) IS NULL));
 

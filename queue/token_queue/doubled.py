@@ -5,31 +5,27 @@ from datetime import datetime
 from cron_ticks.audit_results import Doubled
 from cron_ticks.database import Database
 
-# One probe of the index per schedule, or of one ($3), whatever the statistics say: what was sent before $1 is not read.
+# One scan of the index over that time, whatever the statistics say, of all schedules or of one ($3): what was sent
+# before $1 is not read.
 DOUBLED_OCCURRENCES = """
-SELECT schedule.schedule_id, latest.name, latest.workspace_id, latest.queue_name, doubled.scheduled_for,
+SELECT doubled.schedule_id, latest.name, latest.workspace_id, latest.queue_name, doubled.scheduled_for,
     doubled.messages
 FROM (
-    SELECT DISTINCT schedule_id
-    FROM {schema}.cron_schedule_versions
-    WHERE $3::text IS NULL OR schedule_id = $3
-) AS schedule
-CROSS JOIN LATERAL (
-    SELECT scheduled_for, count(*) AS messages
-    FROM {schema}.queue_messages AS message
-    WHERE message.schedule_id = schedule.schedule_id AND message.scheduled_for >= $1::timestamptz
-        AND message.scheduled_for < $2::timestamptz
-    GROUP BY scheduled_for
+    SELECT scheduled_for, schedule_id, count(*) AS messages
+    FROM {schema}.queue_messages
+    WHERE schedule_id IS NOT NULL AND scheduled_for >= $1::timestamptz AND scheduled_for < $2::timestamptz
+        AND ($3::text IS NULL OR schedule_id = $3)
+    GROUP BY scheduled_for, schedule_id
     HAVING count(*) > 1
 ) AS doubled
 CROSS JOIN LATERAL (
     SELECT name, workspace_id, queue_name
     FROM {schema}.cron_schedule_versions AS version
-    WHERE version.schedule_id = schedule.schedule_id
+    WHERE version.schedule_id = doubled.schedule_id
     ORDER BY version.version DESC
     LIMIT 1
 ) AS latest
-ORDER BY schedule.schedule_id, doubled.scheduled_for
+ORDER BY doubled.schedule_id, doubled.scheduled_for
 """
 
 DEADLINE_SECONDS = 3600.0
