@@ -17,12 +17,17 @@ DAY_SECONDS = 86_400
 RUNS_DAYS = int(Settings.model_fields["runs_retention_days"].default)
 MESSAGE_DAYS = float(Settings.model_fields["message_retention_seconds"].default) / DAY_SECONDS
 
+OPENING = """What a tick and a row take was measured with a load whose messages are made and not consumed
+([Figures](../reference/figures.md)); what some loads need follows from it."""
+CLOSING = """The CPU is that of the benchmark's machine, and it is linear only roughly: a larger batch costs less per tick.
+Handling a message comes on top: `cron-ticks bench steady --consume` says how much."""
+
 
 def capacity(found: Json) -> str:
     """What one tick, row and schedule takes; then some loads."""
     [(size, load)] = found["loads"].items()
     measured = table([f"measured with {int(size):,} schedules of one minute", ""], _measured(load))
-    return f"{measured}\n\n{table(['schedules', *EXAMPLES], _examples(load))}"
+    return f"{OPENING}\n\n{measured}\n\n{table(['schedules', *EXAMPLES], _examples(load))}\n\n{CLOSING}"
 
 
 def _measured(load: Json) -> list[Sequence[str]]:

@@ -214,13 +214,14 @@ def pages() -> dict[Path, str]:
     return {
         PAGE: "\n".join([OPENING, *(measured.section(found[measured.name]) for measured in taken)]),
         README: _between_marks(README, headlines(found)),
-        SCALE: _between_marks(SCALE, capacity(found["million"])),
+        SCALE: _between_marks(SCALE, capacity(found["million"]) if "million" in found else ""),
     }
 
 
 def _between_marks(path: Path, tables: str) -> str:
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
+    shown = f"\n{tables}\n\n" if tables else ""
+    return f"{before}{BEGIN}\n{shown}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

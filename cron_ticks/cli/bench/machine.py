@@ -119,7 +119,7 @@ def server_settings() -> dict[str, str]:
     memory = memory_of_machine()
     shared = {} if memory is None else {"shared_buffers": f"{max(128, memory // MEGABYTE // 4)}MB"}
     return shared | {
-        "max_wal_size": "8GB",
+        "max_wal_size": "16GB",
         "min_wal_size": "1GB",
         "checkpoint_timeout": "15min",
         "wal_compression": "on",
