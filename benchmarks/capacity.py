@@ -19,7 +19,7 @@ MESSAGE_DAYS = float(Settings.model_fields["message_retention_seconds"].default)
 
 OPENING = """What a tick and a row take was measured with a load whose messages are made and not consumed
 ([Figures](../reference/figures.md)); what some loads need follows from it."""
-CLOSING = """The CPU is that of the benchmark's machine, and it is linear only roughly: a larger batch costs less per tick.
+CLOSING = """The CPU is that of the benchmark's machine, and linear only roughly: a larger batch costs less per tick.
 Handling a message comes on top: `cron-ticks bench steady --consume` says how much."""
 
 
