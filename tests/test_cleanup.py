@@ -322,7 +322,7 @@ async def test_many_pods_clean_up_at_once_and_firing_goes_on(
 ) -> None:
     number, seconds = (3, 6) if size == 2_000 else (10, 30)
     settings = {
-        "cleanup_interval_seconds": "0.2",
+        "cleanup_interval_seconds": "0.02",
         "cleanup_batch_size": str(size // 100),
         "lookahead_seconds": "3",
         "manager_interval_seconds": "0.5",
