@@ -46,7 +46,8 @@ def _load(found: Json) -> list[Row]:
         f"{_most(load, 'missed')} missed, {_most(load, 'duplicates')} doubled; lateness p50 "
         f"{spread(load['p50_ms'], unit=' ms')}, p99 {spread(load['p99_ms'], unit=' ms')}"
     )
-    return [(f"{int(size):,} schedules of one minute", said)]
+    horizon = f", `CRON_TICKS_HORIZON_SECONDS={found['horizon']:g}`" if found["horizon"] else ""
+    return [(f"{int(size):,} schedules of one minute{horizon}", said)]
 
 
 def _pass(found: Json) -> list[Row]:

@@ -161,7 +161,7 @@ MEASURED = (
         "bloat-ticks",
         "A long transaction elsewhere: ticks",
         "Nothing that is done with can be removed while it lasts. What was left is the speed in the end by that at the "
-        "beginning. `none held` is the control: tables and indexes that grow from nothing slow it down too.",
+        "beginning. `none held` is the control: what is lost there too is not the snapshot's doing.",
         "cron-ticks bench bloat --count 1000000 --only ticks --rounds 5",
         (bloat_table,),
     ),
