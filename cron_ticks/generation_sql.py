@@ -79,6 +79,9 @@ LIMIT $4
 # schedule: one whose calendar is not given, or not from where it needs it ($18), a time of day with bounds, whoever has
 # very many occurrences ($15).
 #
+# They are written in the order in which they will be taken away, so that firing touches a page in one minute and not in
+# each: after a checkpoint, the first change of a page writes all of it into the WAL.
+#
 # The unique key decides here too. What it refused comes back with its moment: it was there already, or another
 # occurrence of the schedule has its microsecond. A tick's id is a ULID whose random part is of hexadecimal digits,
 # which its alphabet contains; $6 is the part before it. Microseconds go through floating point, which is exact for more
@@ -151,6 +154,7 @@ ticks AS (
         moved.due_at + schedule.misfire_grace_us * interval '1 microsecond'
     FROM wanted AS schedule
     {moved}
+    ORDER BY moved.due_at
     ON CONFLICT ON CONSTRAINT cron_ticks_execution_key DO NOTHING
     RETURNING schedule_id, scheduled_for, due_at
 ),
