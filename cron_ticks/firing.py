@@ -17,7 +17,7 @@ from cron_ticks.lease_repository import FailedTick
 from cron_ticks.loops import Pause
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import DueTick, FiredTick
+from cron_ticks.rows import DueTick, FiredTicks, count_of
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink
 from cron_ticks.tick_floors import OF_A_TURN, TickFloors
@@ -57,7 +57,7 @@ CatchUpWith = Callable[[str, Sequence[datetime | None]], Awaitable[None]]
 class OnFired(Protocol):
     """Is told of each batch that was fired; `more` follow at once."""
 
-    async def __call__(self, fired: Sequence[FiredTick], *, more: bool) -> None:
+    async def __call__(self, fired: Sequence[FiredTicks], *, more: bool) -> None:
         """A batch."""
         ...
 
@@ -65,7 +65,7 @@ class OnFired(Protocol):
 class Fired(NamedTuple):
     """What became of a batch."""
 
-    taken: list[FiredTick]
+    taken: list[FiredTicks]
     finished: bool = False  # nothing is left that was due
     trouble: Exception | None = None  # the sink's, and no tick's
 
@@ -90,6 +90,7 @@ class TickFirer:
         self._cron = cron
         self._sink = sink
         self._settings = settings
+        self._log_each = settings.log_level == "debug"  # a line per tick is not for free
         self._ticker_id = ticker_id
         self._pause = pause
         self._catch_up = catch_up
@@ -146,7 +147,7 @@ class TickFirer:
             return sleep
         if now < due_at - REHEARSAL_SECONDS:
             return due_at - REHEARSAL_SECONDS - now
-        await self._cron.fire_due_ticks(self._sink, ticker_id=self._ticker_id, limit=0)
+        await self._cron.fire_due_ticks(self._sink, ticker_id=self._ticker_id, limit=0, each=self._log_each)
         self._ready_until = max(self._ready_until, now + QUIET_SECONDS)
         return max(0.0, now + sleep - time.monotonic())
 
@@ -166,10 +167,10 @@ class TickFirer:
                 self._floors.note_taken(turn, batch.taken)
                 self._metrics.lease_duration.observe([time.monotonic() - begun])
                 self._note(batch.taken)
-            total += len(batch.taken)
+            total += count_of(batch.taken)
             finished = batch.finished or turn != DUE_NOW or batch.trouble is not None
             if total and self._on_fired is not None:
-                await self._on_fired([tick for tick in batch.taken if tick.passed], more=not finished)
+                await self._on_fired([ticks for ticks in batch.taken if ticks.passed], more=not finished)
             if batch.trouble is not None:
                 raise batch.trouble
             if finished:
@@ -185,21 +186,22 @@ class TickFirer:
                 turn=turn,
                 due_until=due_until,
                 floors=self._floors.reached(turn),
+                each=self._log_each,
             )
         except (asyncpg.PostgresError, TimeoutError) as error:
             if not self._is_theirs(error):
                 raise
             too_long = isinstance(error, TimeoutError)
             return await self._isolate(turn, limit, due_until or await self._cron.clock(), took_too_long=too_long)
-        return Fired(taken, finished=len(taken) < limit)
+        return Fired(taken, finished=count_of(taken) < limit)
 
     async def _isolate(self, turn: int, limit: int, due_until: datetime, *, took_too_long: bool) -> Fired:
         """The same in parts: what can't be fired is failed, and the rest goes out nevertheless."""
 
-        async def fire(ticks: Sequence[DueTick]) -> list[FiredTick]:
+        async def fire(ticks: Sequence[DueTick]) -> list[FiredTicks]:
             ids = [tick.id for tick in ticks]
             return await self._cron.fire_chosen_ticks(
-                self._sink, ids, ticker_id=self._ticker_id, turn=turn, due_until=due_until
+                self._sink, ids, ticker_id=self._ticker_id, turn=turn, due_until=due_until, each=self._log_each
             )
 
         due = await self._cron.find_due_ticks(self._sink.name, turn=turn, limit=limit, due_until=due_until)
@@ -240,20 +242,22 @@ class TickFirer:
             return isinstance(error, TimeoutError) or getattr(error, "severity_en", None) == "ERROR"
         return isinstance(error, asyncpg.PostgresError) and not isinstance(error, TROUBLE)
 
-    def _note(self, taken: Sequence[FiredTick]) -> None:
-        fired = [tick for tick in taken if tick.passed]
-        lateness = [max(0.0, tick.lateness.total_seconds()) for tick in fired]
-        self._metrics.note_fired([tick.origin for tick in fired], lateness)
+    def _note(self, taken: Sequence[FiredTicks]) -> None:
+        fired = [ticks for ticks in taken if ticks.passed]
+        self._metrics.note_fired((ticks.origin, ticks.lateness_seconds) for ticks in fired)
         if len(fired) < len(taken):
             self._note_not_fired([tick for tick in taken if not tick.passed])
         if fired:
-            late = round(max(lateness) * 1000, 1)
-            log.info("ticks_fired", sink=self._sink.name, ticks=len(fired), lateness_max_ms=late)
-        if self._settings.log_level == "debug":  # a line per tick is not for free
+            late = shown_ms(max(ticks.lateness for ticks in fired))
+            log.info("ticks_fired", sink=self._sink.name, ticks=count_of(fired), lateness_max_ms=late)
+        if self._log_each:
             _log_fired(fired)
 
-    def _note_not_fired(self, ticks: Sequence[FiredTick]) -> None:
-        """Occurrences that had fired before, that came before the end of the last one's message, or were too late."""
+    def _note_not_fired(self, ticks: Sequence[FiredTicks]) -> None:
+        """Occurrences that had fired before, that came before the end of the last one's message, or were too late.
+
+        Each stands for itself.
+        """
         refused = [tick for tick in ticks if tick.outcome == "refused"]
         self._metrics.refused.inc(len(refused))
         self._metrics.note_lost(sum(tick.outcome == "missed" for tick in ticks), self._metrics.missed)
@@ -292,7 +296,7 @@ def shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _log_fired(fired: Sequence[FiredTick]) -> None:
+def _log_fired(fired: Sequence[FiredTicks]) -> None:
     for tick in fired:
         log.debug(
             "tick_fired",
@@ -300,5 +304,10 @@ def _log_fired(fired: Sequence[FiredTick]) -> None:
             schedule_id=tick.schedule_id,
             schedule=tick.schedule_name,
             scheduled_for=tick.scheduled_for.isoformat(),
-            lateness_ms=round(tick.lateness.total_seconds() * 1000, 1),
+            lateness_ms=shown_ms(tick.lateness),
         )
+
+
+def shown_ms(lateness: timedelta) -> float:
+    """For a line of the log."""
+    return round(max(0.0, lateness.total_seconds()) * 1000, 1)

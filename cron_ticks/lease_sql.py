@@ -10,7 +10,9 @@ another one.
 # Leases due ticks of a sink: those due now first, then retries, then what is catching up ($8: the last of these), each
 # by priority, from where nothing is left below ($10). What is due now and later than $9 is for a catch-up policy to
 # decide: the result says whether there is such a tick. A lease that ran out is taken over while its schedule is
-# enabled, and what its owner sent is unknown: the next delivery is a recovery.
+# enabled, and what its owner sent is unknown: the next delivery is a recovery. What was tried before goes alone, so
+# that nothing beside it can spoil it. Not so what one worker lost, unless this is its last attempt: a worker dies with
+# all it had in hand, and each of these would wait for the others.
 #
 # What has fired before ends without a delivery, and so does, with its row in the ledger, what is too late for its
 # misfire_grace, too old to be tried again, or lost by a schedule that is disabled now. The rows are read once, where
@@ -41,7 +43,8 @@ due AS MATERIALIZED (
     LIMIT $2
 ),
 found AS MATERIALIZED (
-    SELECT due.id, due.attempts + 1 >= coalesce(schedule.max_attempts, $6) AS last,
+    SELECT due.id, due.leased_until IS NOT NULL AND due.attempts = 1 AS lost_once,
+        due.attempts + 1 >= coalesce(schedule.max_attempts, $6) AS last,
         before.schedule_id IS NOT NULL AS fired_before,
         CASE
             WHEN due.attempts = 0 AND due.fire_before < instant THEN 'too late'
@@ -91,7 +94,8 @@ leased AS (
     FROM found, clock
     WHERE tick.id = found.id AND NOT found.fired_before AND found.over IS NULL
     RETURNING tick.id, schedule_id, schedule_name, workspace_id, queue_name, payload::text AS payload, scheduled_for,
-        execute_at, origin, priority, delivery, tick.attempts, recovery, tick.leased_until
+        execute_at, origin, priority, delivery, tick.attempts, recovery, tick.leased_until,
+        delivery = 'at_most_once' OR tick.attempts > 1 AND (found.last OR NOT found.lost_once) AS alone
 )
 SELECT leased.*, summary.*
 FROM (

@@ -1,8 +1,7 @@
 """What a worker counts, for Prometheus, and the port at which it serves it."""
 
 from bisect import bisect_left
-from collections import Counter as TallyCounter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 
@@ -143,13 +142,16 @@ class Metrics:
         self.failed.labels(sink).inc(given_up)
         self._lost += given_up
 
-    def note_fired(self, origins: Sequence[str], lateness_seconds: Sequence[float]) -> None:
-        """A batch of ticks that became messages."""
-        for origin, ticks in TallyCounter(origins).items():
-            self.fired.labels(origin).inc(ticks)
+    def note_fired(self, fired: Iterable[tuple[str, Sequence[float]]]) -> None:
+        """Ticks that became messages: origins, and how many seconds the ticks of each were late."""
+        by_origin: dict[str, list[float]] = {}
+        for origin, lateness in fired:
+            by_origin.setdefault(origin, []).extend(lateness)
+        for origin, lateness in by_origin.items():
+            self.fired.labels(origin).inc(len(lateness))
             if origin not in BESIDE_THE_RULE:
-                self._done += ticks
-        self.latency.observe(lateness_seconds)
+                self._done += len(lateness)
+            self.latency.observe([max(0.0, seconds) for seconds in lateness])
 
     def note_audit(self, audit: KeptAudit) -> None:
         """The last audit that any worker has made."""

@@ -14,7 +14,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from cron_ticks.database import PASSING_ERRORS
-from cron_ticks.firing import CATCHING_UP, DUE_NOW, CatchUpWith, log_not_sent, seconds_to_sleep, shown
+from cron_ticks.firing import CATCHING_UP, DUE_NOW, CatchUpWith, log_not_sent, seconds_to_sleep, shown, shown_ms
 from cron_ticks.isolation import isolate
 from cron_ticks.lease_repository import FailedTick, Leased
 from cron_ticks.loops import Pause, backoff_seconds
@@ -163,9 +163,9 @@ class Publisher:
                 log.warning("leases_not_renewed", sink=self._sink.name, error=shown(error))
 
     async def _publish(self, batch: Batch) -> None:
-        """What was tried before, and what must not be repeated, goes alone: nothing beside it can spoil it."""
-        together = [tick for tick in batch.open.values() if tick.delivery != "at_most_once" and tick.attempts == 1]
-        alone = [tick for tick in batch.open.values() if tick.delivery == "at_most_once" or tick.attempts > 1]
+        """What has failed before, and what must not be repeated, goes alone: nothing beside it can spoil it."""
+        together = [tick for tick in batch.open.values() if not tick.alone]
+        alone = [tick for tick in batch.open.values() if tick.alone]
         async with anyio.create_task_group() as group:
             if together:
                 group.start_soon(self._guarded, self._publish_together, batch, together)
@@ -319,11 +319,10 @@ class Publisher:
                 await anyio.sleep(BUSY_SECONDS)
 
     def _note_ended(self, ended: Sequence[DeliveredTick]) -> None:
-        lateness = [max(0.0, tick.lateness.total_seconds()) for tick in ended]
-        self._metrics.note_fired([tick.origin for tick in ended], lateness)
+        self._metrics.note_fired((tick.origin, [tick.lateness.total_seconds()]) for tick in ended)
         self._metrics.recovered.labels(self._sink.name).inc(sum(tick.recovery for tick in ended))
         if ended:
-            late = round(max(lateness) * 1000, 1)
+            late = shown_ms(max(tick.lateness for tick in ended))
             log.info("ticks_fired", sink=self._sink.name, ticks=len(ended), lateness_max_ms=late)
 
     async def _write(self, batch: Batch, write: Callable[[], Awaitable[T]]) -> T:

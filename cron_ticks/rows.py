@@ -1,7 +1,7 @@
 """Rows of the cron's tables as the code sees them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -94,26 +94,40 @@ class DueTick(NamedTuple):
 TickOutcome = Literal["enqueued", "overlapped", "waiting", "missed", "refused"]
 
 
-class FiredTick(NamedTuple):
-    """A tick that was taken, and what became of it. There are many of them: it is made fast."""
+class FiredTicks(NamedTuple):
+    """Ticks that were taken, and what became of them: those that went the same way, as one.
+
+    One that has become no message stands for itself, and so does each if they are asked for one by one. Otherwise the
+    first three are empty.
+    """
 
     id: str
     schedule_id: str
     schedule_name: str
     queue_name: str
     workspace_id: str | None
-    scheduled_for: datetime
     origin: str
-    lateness: timedelta
     outcome: TickOutcome  # refused: the occurrence has fired before
-    due_until: datetime  # what was due at this instant is what the pass drains
     priority: int
-    due_at: datetime
+    due_until: datetime  # what was due at this instant is what the pass drains
+    scheduled_for: datetime  # of the first
+    due_at: datetime  # of the last
+    lateness_seconds: list[float]  # of each
+
+    @property
+    def lateness(self) -> timedelta:
+        """The most of them."""
+        return timedelta(seconds=max(self.lateness_seconds))
 
     @property
     def passed(self) -> bool:
-        """Whether it has become a message."""
+        """Whether they have become messages."""
         return self.outcome == "enqueued"
+
+
+def count_of(taken: Iterable[FiredTicks]) -> int:
+    """How many ticks."""
+    return sum(len(ticks.lateness_seconds) for ticks in taken)
 
 
 class DeliveredTick(NamedTuple):
@@ -143,6 +157,7 @@ class LeasedTick:
     attempts: int  # this one included
     recovery: bool  # an earlier attempt may have been delivered: its worker died or hung, or the sink did
     leased_until: datetime
+    alone: bool  # no other tick is in the same call
 
     @property
     def message_id(self) -> str:

@@ -11,7 +11,7 @@ from cron_ticks import tick_sql
 from cron_ticks.events import DEFAULT_LEVEL, EventLevel
 from cron_ticks.generation_repository import GenerationRepository
 from cron_ticks.listener import TICKS_NOTICE
-from cron_ticks.rows import DueTick, FiredTick
+from cron_ticks.rows import DueTick, FiredTicks
 from cron_ticks.sinks import SameDatabaseSink
 from cron_ticks.sweeps import DEADLINE_SECONDS
 from cron_ticks.tick_floors import LEVELS, NO_FLOORS, NONE_OF_A_TURN, TickFloors
@@ -35,12 +35,16 @@ class TickRepository(GenerationRepository):
         now: datetime | None = None,
         due_until: datetime | None = None,
         floors: Sequence[datetime | None] = NONE_OF_A_TURN,
-    ) -> list[FiredTick]:
-        """Turn due ticks into messages; fewer than `limit` means that nothing is left that was due at `due_until`."""
+        each: bool = True,
+    ) -> list[FiredTicks]:
+        """Turn due ticks into messages; fewer than `limit` means that nothing is left that was due at `due_until`.
+
+        Unless `each` is asked for, those that become messages are told of by queue and workspace.
+        """
         arguments = (ticker_id, limit, now, due_until, sink.name, turn, self._missed_after, list(floors))
-        statement = firing_statement(sink, events=self._events)
+        statement = firing_statement(sink, events=self._events, each=each)
         rows = await self._fetch(statement, *arguments, deadline_seconds=sink.deadline_seconds)
-        return [FiredTick._make(row) for row in rows]
+        return [FiredTicks._make(row) for row in rows]
 
     async def find_due_ticks(self, sink: str, *, turn: int, limit: int, due_until: datetime) -> list[DueTick]:
         """The batch that a firing would take."""
@@ -57,13 +61,14 @@ class TickRepository(GenerationRepository):
         turn: int,
         due_until: datetime,
         now: datetime | None = None,
-    ) -> list[FiredTick]:
+        each: bool = True,
+    ) -> list[FiredTicks]:
         """Turn these into messages, if they are still there."""
         floors = list(NONE_OF_A_TURN)
         arguments = (ticker_id, len(ids), now, due_until, sink.name, turn, self._missed_after, floors, list(ids))
-        statement = firing_statement(sink, chosen=True, events=self._events)
+        statement = firing_statement(sink, chosen=True, events=self._events, each=each)
         rows = await self._fetch(statement, *arguments, deadline_seconds=sink.deadline_seconds)
-        return [FiredTick._make(row) for row in rows]
+        return [FiredTicks._make(row) for row in rows]
 
     async def release_waiting(self, schedule_ids: Collection[str], *, now: datetime | None = None) -> None:
         """The messages before them are finished: ticks that wait for that are due, and tickers hear of it."""
@@ -120,11 +125,11 @@ class TickRepository(GenerationRepository):
         return sum(row[0] for row in rows)
 
 
-def firing_statement(sink: SameDatabaseSink, *, chosen: bool = False, events: EventLevel = DEFAULT_LEVEL) -> str:
-    """The one statement that fires ticks into a sink."""
-    return _statement(sink.insert_from_fired, sink.insert_from_limited, chosen, events)
-
-
 @cache
-def _statement(insert_from_fired: str, insert_from_limited: str | None, chosen: bool, events: EventLevel) -> str:  # noqa: FBT001 - cached
-    return tick_sql.fire_statement(insert_from_fired, insert_from_limited, chosen=chosen, events=events)
+def firing_statement(
+    sink: SameDatabaseSink, *, chosen: bool = False, events: EventLevel = DEFAULT_LEVEL, each: bool = False
+) -> str:
+    """The one statement that fires ticks into a sink."""
+    return tick_sql.fire_statement(
+        sink.insert_from_fired, sink.insert_from_limited, chosen=chosen, events=events, each=each
+    )

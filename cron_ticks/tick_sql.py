@@ -91,6 +91,9 @@ ended AS (
 # has fired before has its run, so its tick ends without a message. Ticks are deleted by ctid, because the rows are
 # locked and no statistics can then make the planner read the whole table; IS TRUE keeps it from joining in a loop.
 # A sink that swallows a message (a trigger of the user's can) is found out, and nothing of the batch happens.
+#
+# What became messages comes back as one row per pair of a queue and a workspace, unless each is asked for: sending and
+# reading a row per tick takes a tenth of the time of a firing.
 _FIRE = """
 WITH clock AS (SELECT coalesce($3::timestamptz, statement_timestamp()) AS instant),
 pass AS (
@@ -130,16 +133,21 @@ fired AS (SELECT * FROM judged WHERE passed AND NOT entered),
 sent AS (
     {insert_from_fired}
 )
-SELECT judged.id, schedule_id, schedule_name, queue_name, workspace_id, scheduled_for, origin, lateness,
+SELECT CASE WHEN {each} OR NOT passed THEN judged.id ELSE '' END,
+    CASE WHEN {each} OR NOT passed THEN schedule_id ELSE '' END,
+    CASE WHEN {each} OR NOT passed THEN schedule_name ELSE '' END,
+    queue_name, workspace_id, origin,
     CASE WHEN passed THEN 'enqueued' WHEN too_late THEN 'missed' WHEN put_back THEN 'waiting'
         WHEN {limited} THEN 'overlapped' ELSE 'refused' END,
-    due_until, priority, due_at
+    priority, due_until, min(scheduled_for), max(due_at), array_agg(date_part('epoch', lateness))
 FROM judged, pass
 WHERE CASE
     WHEN (SELECT count(*) FROM sent) <> (SELECT count(*) FROM fired)
         THEN {schema}.cron_refuse('the sink did not take exactly one message per tick')
     WHEN entered AND NOT passed THEN {schema}.cron_refuse('the occurrence has just fired')
     ELSE true END
+GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+ORDER BY priority, max(due_at)
 """
 
 
@@ -171,7 +179,12 @@ noted_sent AS (
 
 
 def fire_statement(
-    insert_from_fired: str, insert_from_limited: str | None, *, events: EventLevel, chosen: bool = False
+    insert_from_fired: str,
+    insert_from_limited: str | None,
+    *,
+    events: EventLevel,
+    chosen: bool = False,
+    each: bool = False,
 ) -> str:
     """Fires due ticks of a sink, or chosen ones; without `insert_from_limited` nothing is held back by an overlap."""
     overlap, limited = _WHATEVER_RUNS, "false"
@@ -181,6 +194,7 @@ def fire_statement(
         limited = "judged.id IN (SELECT id FROM limited)"
         noted += _NOTE_HELD_BACK if includes(events, "changes") else ""
     fire = _FIRE.replace("{due}", _CHOSEN if chosen else _DUE).replace("{overlap}", overlap).replace("{events}", noted)
+    fire = fire.replace("{each}", "true" if each else "false")
     return fire.replace("{limited}", limited).replace("{insert_from_fired}", insert_from_fired)
 
 

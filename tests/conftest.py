@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import hypothesis
 import pytest
+import structlog
 
 import cron_ticks.sweeps
 from cron_ticks.database import Database, open_database
@@ -97,6 +98,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("CRON_TICKS_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_logs() -> Iterator[None]:
+    """No test hears less because another one has configured logs: a queue manager does, in a process that has not."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cron_ticks.backfills import Backfill
 from cron_ticks.database import Database, open_database
 from cron_ticks.errors import BackfillNotFoundError, InvalidInputError, ScheduleNotFoundError
 from cron_ticks.lease_repository import FailedTick
-from cron_ticks.rows import FiredTick
+from cron_ticks.rows import FiredTicks
 from cron_ticks.schedules import Schedule
 from cron_ticks.settings import Settings
 from support.moved_clock import Engine
@@ -323,7 +323,7 @@ async def test_what_is_due_now_goes_first(world: World) -> None:
     await world.declare(every=HOUR, name="new", starts_at=NOW + SECOND)
     repository = world.engine.repository
     world.engine.now = NOW + 2 * SECOND
-    first: list[FiredTick] = await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=99, now=world.now)
+    first: list[FiredTicks] = await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=99, now=world.now)
     assert {(tick.schedule_name, tick.origin) for tick in first} == {("old", "schedule"), ("new", "schedule")}
     later = await repository.fire_due_ticks(QUEUE_SINK, ticker_id="t", limit=99, turn=2, now=world.now)
     assert {(tick.schedule_name, tick.origin) for tick in later} == {("old", "backfill")}

@@ -157,7 +157,7 @@ async def test_what_was_backfilled_is_no_coverage() -> None:
     metrics.note_overlapped(["backfill"])
     assert metrics.registry.get_sample_value("cron_ticks_coverage_ratio") == 1
     metrics.note_overlapped(["schedule"])
-    metrics.note_fired(["backfill"] * 9, [0.0] * 9)
+    metrics.note_fired([("backfill", [0.0] * 9)])
     assert metrics.registry.get_sample_value("cron_ticks_coverage_ratio") == 0
     assert metrics.registry.get_sample_value("cron_ticks_fired_total", {"origin": "backfill"}) == 9
 

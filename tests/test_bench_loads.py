@@ -35,7 +35,7 @@ class SilentSteps:
 async def report_of(processes: Processes, *arguments: str, dsn: str) -> dict[str, Any]:
     running = await processes.cron_ticks("bench", *arguments, "--json", "--dsn", dsn)
     output = await running.output(110)
-    assert await running.wait() == 0, running.errors
+    assert await running.wait() == 0, "\n".join(running.errors[-5:])
     report: dict[str, Any] = json.loads(output)
     return report
 
@@ -249,7 +249,7 @@ async def test_variables_do_not_reach_what_is_measured_in_the_process(
     arguments = ("bench", kind, *size, "--rounds", "1", "--json", "--dsn", dsn)
     running = await processes.cron_ticks(*arguments, environment={"CRON_TICKS_DATABASE_SCHEMA": "another"})
     await running.output(110)
-    assert await running.wait() == 0, running.errors
+    assert await running.wait() == 0, "\n".join(running.errors[-5:])
 
 
 def test_the_kernel_counts_what_a_process_uses() -> None:

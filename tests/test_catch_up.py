@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from cron_ticks.database import Database
 from cron_ticks.occurrences import CatchUp, MakingUp
-from cron_ticks.rows import FiredTick
+from cron_ticks.rows import FiredTicks
 from cron_ticks.schedules import CATCH_UPS, Schedule
 from support.moved_clock import Engine
 
@@ -46,13 +46,13 @@ async def runs(connection: Any, schedule_id: str) -> list[tuple[Any, ...]]:
     ]
 
 
-async def outage(engine: Engine, length: timedelta) -> list[FiredTick]:
+async def outage(engine: Engine, length: timedelta) -> list[FiredTicks]:
     """Nobody does anything for so long; then there is one pass of each."""
     engine.now += length
     return await engine.turn()
 
 
-def numbers(fired: list[FiredTick], schedule: Schedule) -> list[int]:
+def numbers(fired: list[FiredTicks], schedule: Schedule) -> list[int]:
     return sorted((tick.scheduled_for - START) // TEN for tick in fired if tick.schedule_id == schedule.id)
 
 

@@ -14,7 +14,7 @@ from cron_ticks.firing import REHEARSAL_SECONDS, RETRIES_AT_ONCE, TickFirer
 from cron_ticks.loops import Pause
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import FiredTick
+from cron_ticks.rows import FiredTicks, count_of
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
@@ -67,10 +67,10 @@ class Bench:
         self.sink = sink
         self.settings = settings
         self.metrics = Metrics()
-        self.fired: list[FiredTick] = []
+        self.fired: list[FiredTicks] = []
 
     def firer(self, ticker_id: str = "ticker_me", *, hears: bool = False) -> TickFirer:
-        async def on_fired(fired: Sequence[FiredTick], *, more: bool) -> None:  # noqa: ARG001 - as the firer calls it
+        async def on_fired(fired: Sequence[FiredTicks], *, more: bool) -> None:  # noqa: ARG001 - as the firer calls it
             self.fired += fired
 
         return TickFirer(
@@ -179,7 +179,7 @@ async def test_one_poison_tick_among_a_thousand(database: Database, connection: 
     assert await sent(connection, kind) == others
     assert await outcomes(connection) == {"enqueued": 999}
     assert await states(connection) == {poison: (1, 1, error)}
-    assert len({tick.id for tick in bench.fired}) == len(bench.fired) == 999
+    assert count_of(bench.fired) == 999
     assert bench.value("fired", origin="schedule") == 999
     assert [entry["tick_id"] for entry in logs if entry["event"] == "tick_not_sent"] == [f"tick_{poison}"]
     wait = await connection.fetchval("SELECT extract(epoch FROM due_at - statement_timestamp())::float FROM cron_ticks")
@@ -286,7 +286,7 @@ async def test_very_many_side_by_side_hold_up_nobody_either(database: Database, 
     await bench.run_once()
     assert await sent(connection, "function") == [number for number in range(200) if number not in bad]
     assert {number: state[:2] for number, state in (await states(connection)).items()} == dict.fromkeys(bad, (1, 1))
-    assert bench.value("fired", origin="schedule") == len(bench.fired) == 140
+    assert bench.value("fired", origin="schedule") == count_of(bench.fired) == 140
 
 
 async def test_firers_that_isolate_at_the_same_time_fire_each_tick_once(database: Database, connection: Any) -> None:
@@ -297,7 +297,7 @@ async def test_firers_that_isolate_at_the_same_time_fire_each_tick_once(database
     await bench.run_once()
     assert await sent(connection, "table") == [number for number in range(60) if number != 30]
     assert (await states(connection))[30][:2] == (1, 1)
-    assert len(bench.fired) == 59
+    assert count_of(bench.fired) == 59
 
 
 # Trouble that is no tick's
@@ -498,7 +498,7 @@ async def test_after_a_quiet_time_a_firing_is_rehearsed_just_before_a_tick_is_du
     assert not bench.fired
     await connection.execute("UPDATE cron_ticks SET due_at = statement_timestamp() WHERE id = 'tick_1'")
     await firer.run_once()
-    assert len(bench.fired) == 1
+    assert count_of(bench.fired) == 1
 
 
 async def test_who_has_just_fired_rehearses_nothing(database: Database, connection: Any) -> None:
@@ -507,10 +507,25 @@ async def test_who_has_just_fired_rehearses_nothing(database: Database, connecti
     await put_in(bench, connection, 1)
     await put_in(bench, connection, 1, first=1, age=-10)
     assert 10 - REHEARSAL_SECONDS < await firer.run_once() < 10
-    assert len(bench.fired) == 1
+    assert count_of(bench.fired) == 1
 
 
 async def test_behind_a_pooler_there_is_nothing_to_rehearse(database: Database, connection: Any) -> None:
     bench = await bench_of(database, connection, "queue", transaction_pooler=True)
     await put_in(bench, connection, 1, age=-10)
     assert 10 - REHEARSAL_SECONDS < await bench.firer(hears=True).run_once() < 10
+
+
+async def test_the_debug_log_has_a_line_for_each_tick(database: Database, connection: Any) -> None:
+    """Also for those that go to the same queue, which are counted together otherwise."""
+    bench = await bench_of(database, connection, "queue", log_level="debug")
+    await put_in(bench, connection, 3)
+    with capture_logs() as logs:
+        await bench.run_once()
+    assert sorted(entry["tick_id"] for entry in logs if entry["event"] == "tick_fired") == [
+        "tick_0",
+        "tick_1",
+        "tick_2",
+    ]
+    assert [entry["ticks"] for entry in logs if entry["event"] == "ticks_fired"] == [3]
+    assert count_of(bench.fired) == len(bench.fired) == bench.value("fired", origin="schedule") == 3

@@ -110,6 +110,7 @@ async def test_a_leased_tick_says_all_that_a_sink_needs(repository: CronReposito
         attempts=1,
         recovery=False,
         leased_until=START + SECOND + LEASE,
+        alone=False,
     )
     assert tick.message_id == f"msg_{tick.id.removeprefix('tick_')}"
     row = await only_tick(connection)
@@ -253,6 +254,30 @@ async def test_a_takeover_is_a_recovery_and_counts_an_attempt(repository: CronRe
     assert not await repository.delete_tick(tick.id, leased_by=ME, now=START + LEASE)
     assert await repository.delete_tick(tick.id, leased_by=OTHER, now=START + LEASE)
     assert await only_run(connection) == ("enqueued", None, 2, OTHER, True)
+
+
+@pytest.mark.parametrize(("max_attempts", "alone"), [(4, [False, False, True, True]), (2, [False, True])])
+async def test_what_a_worker_lost_goes_alone_if_it_was_lost_before_or_is_tried_for_the_last_time(
+    repository: CronRepository, max_attempts: int, alone: list[bool]
+) -> None:
+    await declare(repository, max_attempts=max_attempts)
+    for number, expected in enumerate(alone):
+        [tick] = await lease(repository, START + number * LEASE, by=f"ticker_{number}")
+        assert (tick.attempts, tick.alone) == (number + 1, expected)
+
+
+@pytest.mark.parametrize("unsure", [False, True])
+async def test_what_failed_goes_alone_from_then_on(
+    repository: CronRepository,
+    connection: Any,
+    unsure: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """Also where a worker that died had it afterwards."""
+    await declare(repository, max_attempts=4)
+    now = START + await lease_and_fail(repository, connection, START, unsure=unsure)
+    for number in range(2):
+        [tick] = await lease(repository, now + number * LEASE, by=f"ticker_{number}")
+        assert tick.alone
 
 
 async def recovery_time(connection: Any) -> timedelta | None:

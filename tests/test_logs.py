@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +14,6 @@ from cron_ticks.logs import configure_logs, configure_logs_unless_done
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def unconfigured() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def test_json_lines_when_not_a_terminal() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cron_ticks.database import Database
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import FiredTick
+from cron_ticks.rows import FiredTicks
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
 from cron_ticks.tick_repository import firing_statement
@@ -34,7 +34,7 @@ async def declare(repository: CronRepository, overlap: Any, name: str = "job", *
     return (await repository.save_schedule(definition, now=START)).schedule.id
 
 
-async def fire(repository: CronRepository, now: datetime, limit: int = 100) -> list[FiredTick]:
+async def fire(repository: CronRepository, now: datetime, limit: int = 100) -> list[FiredTicks]:
     return await repository.fire_due_ticks(QUEUE_SINK, ticker_id="ticker_me", limit=limit, now=now)
 
 
@@ -201,7 +201,7 @@ async def test_tickers_at_work_at_the_same_time_let_one_through(
         await declare(repository, overlap, f"n{number}")
     later = START + 3 * TEN
 
-    async def ticker() -> list[FiredTick]:
+    async def ticker() -> list[FiredTicks]:
         return [tick for _ in range(5) for tick in await fire(repository, later, limit=3)]
 
     await asyncio.gather(*(ticker() for _ in range(8)))

@@ -579,6 +579,23 @@ async def test_retries_go_alone_beside_the_batch(
     assert await states(connection) == {1: (2, False, "ValueError: can't take 1")}
 
 
+async def test_what_a_dead_worker_had_in_hand_goes_together_once(
+    database: Database, repository: CronRepository, connection: Any
+) -> None:
+    """The second time one of them may be why: each goes alone."""
+    await put_in(repository, connection, 4, max_attempts=4)
+    for ticker_id in ("ticker_dead", "ticker_dead_too"):
+        await repository.batch_lease_ticks(sink="hooks", leased_by=ticker_id, limit=100)
+        await end_leases(connection)
+        if ticker_id == "ticker_dead":
+            await put_in(repository, connection, 2, first=10, max_attempts=4)
+    async with publishing_to(database, accept) as bench:
+        await bench.run()
+    assert sorted(bench.numbers) == [[0], [1], [2], [3], [10, 11]]
+    assert {tick.recovery for call in bench.calls for tick in call} == {True}
+    assert await outcomes(connection) == {"enqueued": 6}
+
+
 async def test_a_tick_that_has_fired_before_is_not_sent(
     database: Database, repository: CronRepository, connection: Any
 ) -> None:
@@ -865,7 +882,8 @@ async def test_an_outcome_that_can_not_be_written_while_the_lease_lasts_is_unkno
         assert [tuple(row) for row in rows] == [(True, 1)] * 2
         await end_leases(connection)
         await bench.run()
-    assert {(tick.attempts, tick.recovery) for [tick] in bench.calls[1:]} == {(2, True)}
+    assert bench.numbers == [[0, 1], [0, 1]]
+    assert {(tick.attempts, tick.recovery) for tick in bench.calls[1]} == {(2, True)}
     assert await outcomes(connection) == {"enqueued": 2}
 
 

@@ -39,7 +39,7 @@ from cron_ticks.errors import InvalidInputError
 from cron_ticks.firing import CATCHING_UP, DUE_NOW, RETRY
 from cron_ticks.ids import new_tick_id
 from cron_ticks.occurrences import CatchUp
-from cron_ticks.rows import FiredTick, Planned
+from cron_ticks.rows import FiredTicks, Planned
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import ScheduleDefinition, define_schedule, redefine_schedule
@@ -407,9 +407,9 @@ class World:
                 await self.repository.set_aside(taken, connection=connection)
         raise AssertionError("a ticker comes to no end")
 
-    async def fire(self, now: datetime, turn: int) -> list[list[FiredTick]]:
+    async def fire(self, now: datetime, turn: int) -> list[list[FiredTicks]]:
         """A ticker's pass at that time, batch by batch."""
-        batches: list[list[FiredTick]] = []
+        batches: list[list[FiredTicks]] = []
         while not batches or len(batches[-1]) == BATCH:
             fired = await self.repository.fire_due_ticks(
                 QUEUE_SINK, ticker_id="ticker_x", limit=BATCH, turn=turn, now=now

@@ -15,6 +15,7 @@ from cron_ticks.database import Database
 from cron_ticks.ids import new_tick_id
 from cron_ticks.lease_sql import LEASE_DUE_TICKS
 from cron_ticks.repository import CronRepository
+from cron_ticks.rows import count_of
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
@@ -377,6 +378,31 @@ async def test_the_gate_stops_it_in_the_same_batch_too(
     assert await count(connection, "queue_messages") == 1
 
 
+async def test_what_became_messages_is_told_of_together_and_the_rest_one_by_one(
+    repository: CronRepository, connection: Any, now: datetime
+) -> None:
+    """By queue, workspace and priority; the lateness of each is known nevertheless."""
+    ids = await declare(repository, 3, at=now, every=3600)
+    await repository.fire_due_ticks(SINK, ticker_id="t", limit=10, now=now)
+    await declare(repository, 2, at=now, every=3600, workspace_id="ws_A")
+    await declare(repository, 1, at=now + SECOND, every=3600, workspace_id="ws_B", priority="urgent")
+    for schedule_id in ids[:2]:
+        await put_in_by_hand(connection, schedule_id, now, execute_at=now + SECOND)
+    await put_in_by_hand(connection, ids[2], now + SECOND, execute_at=now + 2 * SECOND)
+    taken = await repository.fire_due_ticks(SINK, ticker_id="t", limit=10, now=now + 3 * SECOND, each=False)
+    found = sorted((tick.outcome, tick.workspace_id or "", tick.schedule_id, tick.lateness_seconds) for tick in taken)
+    assert [row for row in found if row[0] == "refused"] == [("refused", "", id_, [2.0]) for id_ in sorted(ids[:2])]
+    assert [row for row in found if row[0] == "enqueued"] == [
+        ("enqueued", "", "", [1.0]),
+        ("enqueued", "ws_A", "", [3.0, 3.0]),
+        ("enqueued", "ws_B", "", [2.0]),
+    ]
+    assert taken[0].workspace_id == "ws_B", "by priority"
+    assert max(tick.due_at for tick in taken) == now + 2 * SECOND
+    assert count_of(taken) == 6
+    assert {tick.id for tick in taken if tick.passed} == {""}
+
+
 async def test_the_ticker_says_what_the_gate_refused(
     database: Database, repository: CronRepository, connection: Any, now: datetime
 ) -> None:
@@ -568,7 +594,7 @@ async def test_orphaned_ticks_are_cleaned_up_in_batches(repository: CronReposito
 
 
 LOCKING: dict[str, tuple[str, tuple[object, ...]]] = {
-    "firing": (firing_statement(SINK), (None, "queue", 0, 60 * SECOND, [None] * 4)),
+    "firing": (firing_statement(SINK, each=True), (None, "queue", 0, 60 * SECOND, [None] * 4)),
     "leasing": (LEASE_DUE_TICKS, (10 * SECOND, "queue", 3, timedelta(days=1), 2, 60 * SECOND, [None] * 12)),
 }
 

@@ -14,7 +14,7 @@ import pytest
 from cron_ticks.database import Database
 from cron_ticks.errors import InvalidInputError
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import FiredTick
+from cron_ticks.rows import FiredTicks
 from cron_ticks.schedules import define_schedule
 from cron_ticks.settings import Settings
 from cron_ticks.sinks import SameDatabaseSink
@@ -53,7 +53,7 @@ async def now(connection: "asyncpg.Connection[asyncpg.Record]") -> datetime:
     return found
 
 
-async def fire(repository: CronRepository, prepared: PreparedSink, *, now: datetime | None = None) -> list[FiredTick]:
+async def fire(repository: CronRepository, prepared: PreparedSink, *, now: datetime | None = None) -> list[FiredTicks]:
     sink = SameDatabaseSink("theirs", prepared.insert_from_fired)
     return await repository.fire_due_ticks(sink, ticker_id="ticker_a", limit=100, now=now)
 

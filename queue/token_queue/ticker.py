@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from cron_ticks.loops import Pause
-from cron_ticks.rows import FiredTick
+from cron_ticks.rows import FiredTicks, count_of
 from cron_ticks.settings import Settings
 from token_queue.floors import Floors, PairFloors
 from token_queue.hand import MOST_PAIRS, Hand, Pair
@@ -118,13 +118,13 @@ class MessageTicker:
             if pair.handler.queue_name in queues:
                 pair.fetch_at = 0.0
 
-    async def note_fired(self, fired: Sequence[FiredTick], *, more: bool) -> None:
+    async def note_fired(self, fired: Sequence[FiredTicks], *, more: bool) -> None:
         """This process has fired ticks.
 
         Those who sleep don't know of messages that it can't handle, or not all at once. Their queues need not be woken
         up at each batch; but when the last is out, those woken by the first may have found nothing more.
         """
-        pairs = {(tick.queue_name, tick.workspace_id) for tick in fired}
+        pairs = {(ticks.queue_name, ticks.workspace_id) for ticks in fired}
         queues = {queue_name for queue_name, _ in pairs}
         self._fired_pairs |= {pair for pair in pairs if pair[0] in self._by_queue}
         self._floors.expect((queue_name, workspace or "") for queue_name, workspace in self._fired_pairs)
@@ -132,7 +132,7 @@ class MessageTicker:
         self._pause.wake()
         news = queues - self._woken
         again = set() if more else self._woken
-        if len(fired) <= self._settings.message_concurrency and queues <= self._by_queue.keys():
+        if count_of(fired) <= self._settings.message_concurrency and queues <= self._by_queue.keys():
             news = set()
         self._woken = self._woken | news if more else set()
         if news | again:

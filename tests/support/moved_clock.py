@@ -9,7 +9,7 @@ import asyncpg
 from cron_ticks.database import Connection, Database
 from cron_ticks.metrics import Metrics
 from cron_ticks.repository import CronRepository
-from cron_ticks.rows import Beat, FiredTick, NeedingTicks
+from cron_ticks.rows import Beat, FiredTicks, NeedingTicks
 from cron_ticks.schedule_manager import ScheduleManager
 from cron_ticks.schedule_repository import Saved
 from cron_ticks.schedules import Schedule, ScheduleChanges, define_schedule, redefine_schedule
@@ -108,10 +108,10 @@ class Engine:
             schedule_id, lambda schedule: redefine_schedule(schedule, given), now=self.now
         )
 
-    async def fire(self) -> list[FiredTick]:
+    async def fire(self) -> list[FiredTicks]:
         """Fire what is due now, caught up or not."""
         await self.manager.catch_up(QUEUE_SINK.name)
-        fired: list[FiredTick] = []
+        fired: list[FiredTicks] = []
         for turn in (0, 1, 2):
             while batch := await self.repository.fire_due_ticks(
                 QUEUE_SINK, ticker_id="ticker_test", limit=1000, turn=turn, now=self.now
@@ -119,12 +119,12 @@ class Engine:
                 fired += batch
         return fired
 
-    async def turn(self) -> list[FiredTick]:
+    async def turn(self) -> list[FiredTicks]:
         """One pass of each."""
         await self.manager.run_once()
         return await self.fire()
 
-    async def run_until(self, end: datetime, *, step: timedelta) -> list[FiredTick]:
+    async def run_until(self, end: datetime, *, step: timedelta) -> list[FiredTicks]:
         """Passes up to `end`, at least one per `step`, and one whenever a tick is due: as a worker has them."""
         fired = await self.turn()
         while self.now < end:
