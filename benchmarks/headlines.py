@@ -72,14 +72,16 @@ def _kill(found: Json) -> list[Row]:
 
 
 def _bloat(found: Json, kind: str) -> list[Row]:
-    one, two = (
-        spread(result["ratio"], ".2f")
-        for results in found["measures"].values()
-        for name, result in results.items()
-        if HELD in name
+    left = (
+        f"{spread(results[f'{OURS}, {HELD}']['ratio'], '.2f')} with {measure.removeprefix(f'{kind}, ')}"
+        for measure, results in found["measures"].items()
     )
-    said = f"{one} of the first speed is left with one process, {two} with two"
-    return [(f"{found['count']:,} {kind} while a session elsewhere holds an old snapshot", said)]
+    return [
+        (
+            f"{found['count']:,} {kind} while a session elsewhere holds an old snapshot",
+            f"what is left of the first speed: {'; '.join(left)}",
+        )
+    ]
 
 
 def _most(result: Json, name: str) -> str:
