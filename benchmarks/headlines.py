@@ -5,7 +5,7 @@ from functools import partial
 
 from figure_tables import Json, best_peer, of_values, ours, spread, table
 
-from cron_ticks.cli.bench.bloat import HELD
+from cron_ticks.cli.bench.bloat import FREE, HELD
 from cron_ticks.cli.bench.bursts import BARE, OURS
 
 Row = tuple[str, str]
@@ -72,8 +72,10 @@ def _kill(found: Json) -> list[Row]:
 
 
 def _bloat(found: Json, kind: str) -> list[Row]:
+    """With its control: what is lost there too is not the snapshot's doing."""
     left = (
-        f"{spread(results[f'{OURS}, {HELD}']['ratio'], '.2f')} with {measure.removeprefix(f'{kind}, ')}"
+        f"{spread(results[f'{OURS}, {HELD}']['ratio'], '.2f')} with {measure.removeprefix(f'{kind}, ')}, "
+        f"{spread(results[f'{OURS}, {FREE}']['ratio'], '.2f')} if none is held"
         for measure, results in found["measures"].items()
     )
     return [
