@@ -11,9 +11,10 @@ import typer
 from environments import HERE, contract_folder, install_peers
 from queue_peers import ENVIRONMENT, PEERS
 
-from cron_ticks.cli.bench import BenchDsn, BloatCount, Only, PlotFile, Rounds, Slices, show_bloat_figures
+from cron_ticks.cli.bench import BloatCount, Only, Slices, show_bloat_figures
 from cron_ticks.cli.bench.bloat import OURS
 from cron_ticks.cli.bench.rounds import Contender
+from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds
 from cron_ticks.cli.common import Json
 
 SHARES = {"PgQueuer": 0.1, "Procrastinate": 0.02}  # of the messages

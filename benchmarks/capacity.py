@@ -71,9 +71,10 @@ def _per_tick(load: Json, name: str) -> float:
 def _row_bytes(load: Json, name: str) -> float:
     """Of a row and what is dead beside it, which takes as much."""
     sizes = [each["sizes"][name] for each in load["rounds"]]
-    return statistics.median(
+    rows: list[float] = [
         (size["table_bytes"] + size["index_bytes"]) / max(1, size["rows"] + size["dead_rows"]) for size in sizes
-    )
+    ]
+    return statistics.median(rows)
 
 
 def _schedule_bytes(load: Json) -> float:

@@ -17,8 +17,8 @@ def install_peers(name: str, requirements: str) -> Path:
     python, done = environment / "bin" / "python", environment / "installed.txt"
     if not done.exists() or done.read_text() != wanted.read_text():
         venv.create(environment, with_pip=True, clear=True)
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*command, "-r", wanted], check=True)  # noqa: S603
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*command, "-r", str(wanted)], check=True)  # noqa: S603
         done.write_text(wanted.read_text())
     return python
 

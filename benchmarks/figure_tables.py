@@ -31,7 +31,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bo
 def burst_table(found: Json) -> str:
     """Schedules that fall due at the same instant."""
     headings = ["due at once", "a second", "ours by theirs", "p50, ms", "p99, ms", "last, ms", "fired"]
-    return table(headings, _burst_rows(found["bursts"]))
+    left_out = (f"{name} is left out: {why.splitlines()[0]}." for name, why in found.get("left_out", {}).items())
+    return "\n\n".join([table(headings, _burst_rows(found["bursts"])), *left_out])
 
 
 def _burst_rows(bursts: Json) -> Iterator[list[str]]:

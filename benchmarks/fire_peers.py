@@ -24,11 +24,11 @@ from environments import HERE, install_peers
 from peer_schedulers import PEERS, PG_CRON, PeerCourse, PgCronCourse
 from rich.table import Table
 
-from cron_ticks.cli.bench import BenchDsn, PlotFile, Rounds, check_plot_file, show_results
 from cron_ticks.cli.bench.fire import FireFigures, Load, Turn, burst_measure, run_fire_rounds
 from cron_ticks.cli.bench.machine import fresh_database
 from cron_ticks.cli.bench.plot import Plot
 from cron_ticks.cli.bench.progress import Steps, shown_steps
+from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds, check_plot_file, show_results
 from cron_ticks.cli.common import Json, load_settings, reported_errors, run
 from cron_ticks.errors import CronTicksError
 

@@ -23,10 +23,13 @@ def _bursts(found: Json) -> list[Row]:
 
 def _burst(size: int, burst: Json) -> Row:
     name, peer = best_peer(burst)
-    said = (
-        f"all are messages after {spread(ours(burst, 2)['max_ms'], unit=' ms')}; {name}, the fastest peer here, needs "
-        f"{spread(peer['max_ms'], unit=' ms')}: {spread(burst['ours_to_best_peer'])} times as long"
-    )
+    ratio = spread(burst["ours_to_best_peer"])
+    if any(peer["missing"]):
+        theirs = f"had fired {spread(of_values(peer['fired']))} when it was given up: a rate {ratio} times lower"
+    else:
+        theirs = f"needs {spread(peer['max_ms'], unit=' ms')}: {ratio} times as long"
+    after = spread(ours(burst, 2)["max_ms"], unit=" ms")
+    said = f"all are messages after {after}; {name}, the fastest peer here, {theirs}"
     return f"{size:,} schedules fall due at the same instant, two processes", said
 
 
@@ -93,6 +96,7 @@ def _most(result: Json, name: str) -> str:
 
 ROWS: Mapping[str, Callable[[Json], list[Row]]] = {
     "peers": _bursts,
+    "peers-100000": _bursts,
     "fire": _drains,
     "steady": _load,
     "million": _load,

@@ -22,7 +22,7 @@ START_SECONDS = 60.0
 LOOK_SECONDS = 2.0  # the rows themselves say when they were made
 LAST_LOOK_SECONDS = 1.0  # for what fires twice
 LEAD_SECONDS = 8.0
-READY_PER_SECOND = 400  # schedules: so many more seconds a large number gets, to be ready before the instant
+READY_PER_SECOND = 1500  # schedules: so many more seconds a large number gets, to be ready before the instant
 STARTED_PER_SECOND = 100  # so many more until it is given up
 ATTEMPTS = 3
 QUIET = timedelta(seconds=1)

@@ -110,6 +110,14 @@ MEASURED = (
         (burst_table,),
     ),
     Measured(
+        "peers-100000",
+        "100,000 schedules fall due at once, beside other schedulers",
+        "Each is watched for two minutes. Who has not fired all by then is shown with what it had fired: its rate, and "
+        "the lateness of these alone.",
+        "python benchmarks/fire_peers.py --burst 100000 --rounds 5",
+        (burst_table,),
+    ),
+    Measured(
         "fire",
         "Firing, beside the bare statement",
         "A drain: ticks that are due already. A burst: ticks that fall due at the same instant.",

@@ -10,8 +10,9 @@ import os
 import typer
 from environments import HERE, contract_folder, install_peers
 
-from cron_ticks.cli.bench import BenchDsn, Messages, Only, PlotFile, Rounds, show_queue_figures
+from cron_ticks.cli.bench import Messages, Only, show_queue_figures
 from cron_ticks.cli.bench.rounds import OWN_CONTENDERS, Contender
+from cron_ticks.cli.bench.showing import BenchDsn, PlotFile, Rounds
 from cron_ticks.cli.common import Json
 
 ENVIRONMENT = "queue_peers"

@@ -40,4 +40,4 @@ def test_each_figure_is_of_enough_rounds(kept: Path) -> None:
 def test_a_name_that_is_not_there_is_refused() -> None:
     asked = subprocess.run([sys.executable, PROGRAM, "run", "fier"], capture_output=True, text=True, check=False)
     assert asked.returncode == 2
-    assert "there is no fier; there are peers, fire," in " ".join(asked.stderr.replace("│", " ").split())
+    assert "there is no fier; there are peers, peers-100000, fire," in " ".join(asked.stderr.replace("│", " ").split())
