@@ -9,6 +9,7 @@ from cron_ticks.cli.bench.bloat import FREE, HELD
 from cron_ticks.cli.bench.bursts import BARE, OURS
 
 Row = tuple[str, str]
+CONSUME = "consume"  # of the queue's measures
 
 
 def headlines(found: Mapping[str, Json]) -> str:
@@ -40,6 +41,21 @@ def _drains(found: Json) -> list[Row]:
 def _drain(measure: str, results: Json) -> Row:
     share = spread(of_values(results[BARE]["ratio_of_ours"]), ".2f")
     return f"due ticks into messages ({measure})", f"{spread(results[OURS])} a second: {share} of the bare statement"
+
+
+def _queue(found: Json) -> list[Row]:
+    return [
+        _consumed(measure, results) for measure, results in found["measures"].items() if measure.startswith(CONSUME)
+    ]
+
+
+def _consumed(measure: str, results: Json) -> Row:
+    others = (
+        f"{spread(of_values(result['ratio_of_ours']), '.2f')} times {name}"
+        for name, result in results.items()
+        if name not in {OURS, BARE}
+    )
+    return f"messages handled ({measure})", f"{spread(results[OURS])} a second: {', '.join(others)}"
 
 
 def _load(found: Json) -> list[Row]:
@@ -98,6 +114,7 @@ ROWS: Mapping[str, Callable[[Json], list[Row]]] = {
     "peers": _bursts,
     "peers-100000": _bursts,
     "fire": _drains,
+    "queue": _queue,
     "steady": _load,
     "million": _load,
     "generate": _pass,

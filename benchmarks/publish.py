@@ -125,6 +125,13 @@ MEASURED = (
         (rates_table, burst_table),
     ),
     Measured(
+        "queue",
+        "The queue, beside other queues",
+        "Messages a second, sent and consumed; a handler that does nothing.",
+        "python benchmarks/queue_peers.py --rounds 5",
+        (rates_table,),
+    ),
+    Measured(
         "steady",
         "100,000 schedules of one minute",
         "Two workers with the default settings; messages are made and not consumed.",
@@ -170,7 +177,8 @@ MEASURED = (
         "bloat-ticks",
         "A long transaction elsewhere: ticks",
         "Nothing that is done with can be removed while it lasts. What was left is the speed in the end by that at the "
-        "beginning. `none held` is the control: what is lost there too is not the snapshot's doing.",
+        "beginning, before which as many ticks have been fired and vacuumed. `none held` is the control: what is lost "
+        "there too is not the snapshot's doing.",
         "cron-ticks bench bloat --count 1000000 --only ticks --rounds 5",
         (bloat_table,),
     ),
