@@ -38,9 +38,10 @@ def burst_table(found: Json) -> str:
 def _burst_rows(bursts: Json) -> Iterator[list[str]]:
     for size, burst in bursts.items():
         for name, result in burst["contenders"].items():
-            own = name.startswith(OURS)
-            late = [spread(result[part]) for part in ("p50_ms", "p99_ms", "max_ms")]
-            ratio = "" if own else spread(result["ratio_of_ours"], ",.2f" if name.startswith(BARE) else ",.0f")
+            fired = bool(result["per_second"]["lowest"])  # otherwise it has no lateness, and ours no ratio to it
+            late = [spread(result[part]) if fired else "" for part in ("p50_ms", "p99_ms", "max_ms")]
+            form = ",.2f" if name.startswith(BARE) else ",.0f"
+            ratio = spread(result["ratio_of_ours"], form) if fired and not name.startswith(OURS) else ""
             yield [f"{int(size):,}: {name}", spread(result["per_second"]), ratio, *late, _fired(result)]
 
 

@@ -112,7 +112,7 @@ MEASURED = (
     Measured(
         "peers-100000",
         "100,000 schedules fall due at once, beside other schedulers",
-        "Each is watched for two minutes. Who has not fired all by then is shown with what it had fired: its rate, and "
+        "Each is watched for a minute. Who has not fired all by then is shown with what it had fired: its rate, and "
         "the lateness of these alone.",
         "python benchmarks/fire_peers.py --burst 100000 --rounds 5",
         (burst_table,),

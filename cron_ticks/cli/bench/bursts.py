@@ -138,11 +138,13 @@ class BurstFigures:
 
     def _cells(self, size: int, name: str, found: Sequence[Burst]) -> list[str]:
         own = name == with_processes(OURS, self.processes[name])
+        fired = all(burst.fired for burst in found)  # otherwise it has no lateness, and ours no ratio to it
+        late = [[getattr(burst, f"{part}_ms") for burst in found] for part in ("p50", "p99", "max")]
         return [
             f"  {name}",
             _spread(self._rates(size, name), 0),
-            "" if own else _spread(self.ratios(size, name), 2),
-            *(_spread([getattr(burst, f"{part}_ms") for burst in found], 0) for part in ("p50", "p99", "max")),
+            _spread(self.ratios(size, name), 2) if fired and not own else "",
+            *(_spread(values, 0) if fired else "" for values in late),
             _fired(found),
         ]
 
