@@ -148,9 +148,9 @@ class PeerCourse:
         """Scheduler processes that stand."""
         options = ("--schedules", str(schedules), "--due", due.isoformat())
         longest = start_seconds(schedules)
-        with anyio.fail_after(longest):
-            await self._ask("prepare", *options)
         try:
+            with anyio.fail_after(longest):
+                await self._ask("prepare", *options)
             async with AsyncExitStack() as stack:
                 for _ in range(self.peer.processes):
                     await stack.enter_async_context(self._process(longest, *options))
